@@ -1,0 +1,76 @@
+"""What every engine's configuration has in common, and what a kind of engine is."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from serving.engine import Engine
+
+PACKAGED_MODEL = "smollm2-135m"
+"""The model that needs no download hub: its weights come inside a Python package."""
+
+
+class EngineConfigError(ValueError):
+    """An engine that cannot be started as configured. One line: what is wrong, and the remedy."""
+
+
+class EngineConfig(BaseModel):
+    """Knobs that mean the same for every engine; a kind that lacks one refuses it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lacking: ClassVar[dict[str, str]] = {}
+    """Knobs of other kinds that this kind has not, each with the reason."""
+
+    kind: str = Field(description="The kind of engine.")
+    context_tokens: int = Field(
+        default=2048, ge=64, description="Tokens of prompt and answer together, per request."
+    )
+    max_concurrent: int = Field(
+        default=16, ge=1, description="Requests inside the engine at once: the largest batch."
+    )
+    max_queued: int = Field(
+        default=64,
+        ge=0,
+        description="Requests that may wait before the engine; one more is refused at once.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_lacking(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            for knob, reason in cls.lacking.items():
+                if knob in data:
+                    raise ValueError(f"{knob}: an engine of kind {data.get('kind')!r} {reason}")
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStart:
+    """What a run tells an engine it builds."""
+
+    name: str
+    log_dir: Path
+    """Existing or to be made; logs and process records of engines stand here."""
+    stall_seconds: float
+    restart_limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    """One kind of engine: how it is configured, checked and built."""
+
+    config_class: type[EngineConfig]
+    check: Callable[[Any], None]
+    """Takes the config; raises EngineConfigError for all that can be known before a start."""
+    build: Callable[[EngineStart, Any], Engine]
+    """Takes the config; starts nothing."""
+
+
+def cpu_count() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

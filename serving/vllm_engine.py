@@ -1,0 +1,433 @@
+"""The embedded vLLM engine: a child process, a watchdog over it, and restarts."""
+
+import asyncio
+import itertools
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import structlog
+
+from serving.config import EngineKind, EngineStart
+from serving.engine import (
+    EngineDead,
+    EngineError,
+    EngineLimits,
+    EngineSnapshot,
+    EngineStalled,
+    EngineUnavailable,
+    Finish,
+    MalformedReply,
+    Overloaded,
+    PromptParts,
+    Reply,
+    Request,
+    RequestRejected,
+    Timings,
+    TokenPrompt,
+    Usage,
+)
+from serving.models import ResolvedModel, resolve, shape_of
+from serving.template import ModelTemplate, load_template
+from serving.vllm_child import HostProcess, HostStart, spawn, wait_until_ready
+from serving.vllm_config import (
+    VllmConfig,
+    check_vllm,
+    engine_args,
+    engine_environment,
+    installed_build,
+)
+from serving.vllm_wire import Answer, Ask, Step
+
+START_LIMIT_S = 180.0
+"""A cold start with its first step may take minutes on a busy machine."""
+
+_EXPIRE_S = 5.0
+_RESET_S = 10.0
+_SNAPSHOTS_KEPT = 4096
+_FINISHES = {"stop": Finish.STOP, "repetition": Finish.STOP, "length": Finish.LENGTH}
+
+log = structlog.get_logger(__name__)
+
+
+class _Pending:
+    """A request that the host has not answered yet."""
+
+    __slots__ = ("admitted", "answer", "expired", "first_token", "number", "request", "timer")
+
+    def __init__(self, number: int, request: Request, loop: asyncio.AbstractEventLoop) -> None:
+        self.number = number
+        self.request = request
+        self.admitted = time.monotonic()
+        self.answer: asyncio.Future[Answer] = loop.create_future()
+        self.first_token: float | None = None
+        self.expired = False
+        self.timer: asyncio.TimerHandle | None = None
+
+    def fail(self, error: EngineError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class VllmEngine:
+    """vLLM in a child process of ours. Dead or stalled, it is started again up to a limit.
+
+    Requests in flight at that moment end with the error; later ones wait for the new start.
+    """
+
+    kind = "vllm"
+
+    host_command: Sequence[str] = (sys.executable, "-m", "serving.vllm_host")
+    """Starts the host; given the numbers of two inherited sockets."""
+
+    def __init__(self, start: EngineStart, config: VllmConfig) -> None:
+        self.name = start.name
+        self.restarts = 0
+        build = installed_build()
+        self.version = build.version if build else "not installed"
+        self._device = build.device if build else "cpu"
+        self._settings = start
+        self._config = config
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._host: HostProcess | None = None
+        self._host_start: HostStart | None = None
+        self._serving = asyncio.Event()
+        """Set while requests need not wait: the host is ready, or there will be none again."""
+        self._final: EngineDead | None = None
+        self._ready: asyncio.Future[str] | None = None
+        self._resetting: asyncio.Future[bool] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._last_progress = time.monotonic()
+        self._telemetry = _Telemetry()
+
+    @cached_property
+    def _model(self) -> ResolvedModel:
+        return resolve(self._config.model)
+
+    @cached_property
+    def template(self) -> ModelTemplate:
+        """Resolves the model on first use, which may block for long; `open` does it in a thread."""
+        return load_template(self._model.directory)
+
+    @property
+    def limits(self) -> EngineLimits:
+        config = self._config
+        return EngineLimits(
+            config.context_tokens,
+            config.max_concurrent,
+            config.max_queued,
+            config.max_batched_tokens,
+        )
+
+    @property
+    def pgid(self) -> int | None:
+        """The process group of the engine's processes, while it has one."""
+        return self._host.pgid if self._host else None
+
+    async def open(self) -> None:
+        """Ready to generate, the first step behind it; raises EngineDead or EngineConfigError."""
+        await asyncio.to_thread(lambda: self.template)
+        self._host_start = self._plan_start()
+        try:
+            await self._start_host()
+        except EngineDead as error:
+            self._final = EngineDead(str(error), final=True)
+            raise self._final from error
+        self._tasks = [
+            asyncio.create_task(self._supervise()),
+            asyncio.create_task(self._watch_progress()),
+        ]
+
+    async def generate(self, request: Request) -> Reply:
+        if not isinstance(request.prompt, TokenPrompt):
+            raise RequestRejected(f"engine {self.name} takes prompts as token ids")
+        host = await self._ready_host()
+        pending = self._ask(host, request)
+        try:
+            return self._reply(pending, await pending.answer)
+        except asyncio.CancelledError:
+            host.link.send("abort", pending.number)
+            raise
+        finally:
+            self._pending.pop(pending.number, None)
+            if pending.timer is not None:
+                pending.timer.cancel()
+
+    def snapshots(self) -> AsyncIterator[EngineSnapshot]:
+        return self._telemetry.snapshots()
+
+    async def reset_prefix_cache(self) -> bool:
+        if self._pending:
+            return False
+        host = await self._ready_host()
+        self._resetting = asyncio.get_running_loop().create_future()
+        host.link.send("reset")
+        try:
+            async with asyncio.timeout(_RESET_S):
+                return await self._resetting
+        except TimeoutError:
+            return False
+
+    async def close(self) -> None:
+        """End every process of the engine and wait until none is left."""
+        closed = EngineDead(f"engine {self.name} was closed", final=True)
+        self._final = self._final or closed
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        self._fail_pending(closed)
+        self._serving.set()
+        if self._host is not None:
+            host, self._host = self._host, None
+            await host.end()
+        self._telemetry.close()
+
+    def _plan_start(self) -> HostStart:
+        model, config = self._model, self._config
+        warm_up = PromptParts("Warm up.", "", "Moves:", ("e2e4",))
+        return HostStart(
+            name=self.name,
+            log_dir=self._settings.log_dir,
+            arguments=engine_args(
+                config, str(model.directory), self._device, shape_of(config.model)
+            ),
+            environment=engine_environment(config, self._device, is_local=True),
+            warm_up_ids=list(self.template.render(warm_up).ids),
+            limit_s=START_LIMIT_S,
+            command=self.host_command,
+        )
+
+    async def _start_host(self) -> None:
+        """A ready host, or EngineDead; leaves no process behind when it fails."""
+        assert self._host_start is not None
+        self._ready = asyncio.get_running_loop().create_future()
+        begun = time.monotonic()
+        host = await spawn(self._host_start, self._take)
+        try:
+            self.version = await wait_until_ready(host, self._ready, self._host_start)
+        except BaseException:
+            await host.end(grace_s=0)
+            raise
+        self._host = host
+        self._serving.set()
+        took = round(time.monotonic() - begun, 1)
+        log.info("engine.ready", engine=self.name, version=self.version, seconds=took)
+
+    async def _supervise(self) -> None:
+        """Until closed: when a start of the engine fails, end it and start another."""
+        while self._host is not None:
+            error = await asyncio.shield(self._host.link.failed)
+            log.warning("engine.failed", engine=self.name, kind=error.kind, reason=str(error))
+            self._serving.clear()
+            self._fail_pending(error)
+            await self._host.end(grace_s=0)
+            self._host = None
+            await self._restart(error)
+
+    async def _restart(self, error: EngineError) -> None:
+        """A new host, or the final error for every request from now on."""
+        while self.restarts < self._settings.restart_limit:
+            self.restarts += 1
+            try:
+                await self._start_host()
+            except EngineDead as again:
+                error = again
+            else:
+                return
+        limit = self._settings.restart_limit
+        self._final = EngineDead(f"{error} (restarted {limit} times)", final=True)
+        log.error("engine.dead", engine=self.name, reason=str(self._final))
+        self._serving.set()
+
+    async def _watch_progress(self) -> None:
+        """Call the engine stalled when work is unfinished and no step completes for too long."""
+        stall_s = self._settings.stall_seconds
+        period = min(1.0, stall_s / 4)
+        woken = time.monotonic()
+        while True:
+            await asyncio.sleep(period)
+            now = time.monotonic()
+            overslept = now - woken - period
+            woken = now
+            if overslept > 1.0:
+                # this process itself was stopped: the engine may have gone on unheard
+                self._last_progress += overslept
+            silent_s = now - self._last_progress
+            if self._pending and self._host is not None and silent_s > stall_s:
+                self._host.link.fail(
+                    EngineStalled(
+                        f"engine {self.name}: no step for {silent_s:.1f} s with "
+                        f"{len(self._pending)} requests unfinished"
+                    )
+                )
+
+    async def _ready_host(self) -> HostProcess:
+        while True:
+            await self._serving.wait()
+            if self._final is not None:
+                raise self._final
+            if self._host is not None and not self._host.link.failed.done():
+                return self._host
+            # failed, and the supervisor has not run yet
+            await asyncio.sleep(0)
+
+    def _ask(self, host: HostProcess, request: Request) -> _Pending:
+        loop = asyncio.get_running_loop()
+        pending = _Pending(next(self._numbers), request, loop)
+        if not self._pending:
+            self._last_progress = pending.admitted
+        self._pending[pending.number] = pending
+        draw = request.sampling
+        ask = Ask(
+            number=pending.number,
+            ids=request.prompt.ids if isinstance(request.prompt, TokenPrompt) else (),
+            choices=request.choices,
+            max_tokens=request.max_tokens,
+            temperature=draw.temperature,
+            top_p=draw.top_p,
+            seed=draw.seed,
+            min_tokens=draw.min_tokens,
+            use_prefix_cache=request.use_prefix_cache,
+            stream=request.stream,
+        )
+        host.link.send("ask", *ask)
+        pending.timer = loop.call_later(request.deadline_s, self._expire, host, pending)
+        return pending
+
+    def _expire(self, host: HostProcess, pending: _Pending) -> None:
+        """Ask for what there is; a host that does not even answer that is stalled."""
+        pending.expired = True
+        host.link.send("expire", pending.number)
+        loop = asyncio.get_running_loop()
+        pending.timer = loop.call_later(_EXPIRE_S, self._give_up, host, pending)
+
+    def _give_up(self, host: HostProcess, pending: _Pending) -> None:
+        host.link.send("abort", pending.number)
+        pending.fail(self._late(pending.request))
+
+    def _late(self, request: Request) -> EngineStalled:
+        return EngineStalled(
+            f"engine {self.name}: {request.id} was not answered in {request.deadline_s:g} s"
+        )
+
+    def _take(self, tag: str, fields: list[Any]) -> None:
+        """One message from the host."""
+        now = time.monotonic()
+        if tag == "steps":
+            self._last_progress = now
+            self._telemetry.add(now, [Step(*step) for step in fields])
+        elif tag == "reply":
+            answer = Answer(*fields)
+            pending = self._pending.get(answer.number)
+            if answer.finish != "abort":
+                self._last_progress = now
+            if pending is not None and not pending.answer.done():
+                pending.answer.set_result(answer)
+        elif tag == "first":
+            pending = self._pending.get(fields[0])
+            if pending is not None:
+                pending.first_token = now
+        elif tag == "error":
+            number, kind, message = fields
+            pending = self._pending.get(number)
+            if pending is not None:
+                pending.fail(self._error(kind, message))
+        elif tag == "ready" and self._ready is not None and not self._ready.done():
+            self._ready.set_result(str(fields[0]))
+        elif tag == "reset" and self._resetting is not None and not self._resetting.done():
+            self._resetting.set_result(bool(fields[0]))
+
+    def _error(self, kind: str, message: str) -> EngineError:
+        text = f"engine {self.name}: {message}"
+        if kind == "overloaded":
+            self._telemetry.rejected += 1
+            return Overloaded(text)
+        return RequestRejected(text) if kind == "rejected" else EngineUnavailable(text)
+
+    def _reply(self, pending: _Pending, answer: Answer) -> Reply:
+        done = time.monotonic()
+        finish = _FINISHES.get(answer.finish)
+        if finish is None and pending.expired and self._was_computing(pending, answer, done):
+            finish = Finish.DEADLINE
+        if finish is None:
+            if pending.expired:
+                raise self._late(pending.request)
+            raise MalformedReply(f"engine {self.name} ended a request with {answer.finish!r}")
+        timings = Timings(
+            submitted=pending.admitted,
+            admitted=pending.admitted,
+            first_token=pending.first_token,
+            done=done,
+            queue_s=answer.queue_s,
+            prefill_s=answer.prefill_s,
+            decode_s=answer.decode_s,
+        )
+        usage = Usage(answer.prompt, answer.completion, answer.cached)
+        return Reply(answer.text, finish, usage, timings, answer.step_requests_mean)
+
+    def _was_computing(self, pending: _Pending, answer: Answer, now: float) -> bool:
+        """True if an unconstrained request ran into its deadline while the engine worked on it."""
+        request = pending.request
+        recent_s = min(self._settings.stall_seconds, request.deadline_s / 2)
+        is_moving = now - self._last_progress <= recent_s
+        return request.choices is None and answer.completion > 0 and is_moving
+
+    def _fail_pending(self, error: EngineError) -> None:
+        for pending in list(self._pending.values()):
+            pending.fail(error)
+
+
+class _Telemetry:
+    """Snapshots of engine steps with totals that go on over restarts."""
+
+    def __init__(self) -> None:
+        self.rejected = 0
+        self._queries = 0
+        self._hits = 0
+        self._preemptions = 0
+        self._unread: deque[EngineSnapshot] = deque(maxlen=_SNAPSHOTS_KEPT)
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def add(self, now: float, steps: list[Step]) -> None:
+        for step in steps:
+            self._queries += step.prefix_queries
+            self._hits += step.prefix_hits
+            self._preemptions += step.preemptions
+            self._unread.append(
+                EngineSnapshot(
+                    at=now - step.age_s,
+                    source="per_step",
+                    running=step.running,
+                    waiting=step.waiting,
+                    step_requests=step.requests,
+                    step_tokens=step.tokens,
+                    kv_usage=step.kv_usage,
+                    prefix_queries=self._queries,
+                    prefix_hits=self._hits,
+                    preemptions=self._preemptions,
+                    rejected=self.rejected,
+                )
+            )
+        self._changed.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._changed.set()
+
+    async def snapshots(self) -> AsyncIterator[EngineSnapshot]:
+        while True:
+            while self._unread:
+                yield self._unread.popleft()
+            if self._closed:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+
+VLLM = EngineKind(VllmConfig, check_vllm, VllmEngine)

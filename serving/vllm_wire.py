@@ -1,0 +1,78 @@
+"""What the arena and the vLLM host say to each other: lines of JSON over one socket.
+
+A line is a list of messages, each a list that begins with its tag. Only durations cross, never
+times.
+
+    arena → host                                   host → arena
+    start  arguments, warm-up ids                  ready  version
+    ask    Ask fields                              first  number            (streamed requests)
+    abort  number         (nothing comes back)     reply  Answer fields
+    expire number         (reply: text so far)     error  number, kind, message
+    reset  (the prefix cache)                      reset  done?
+                                                   steps  Step fields, again and again
+                                                   dead   message           (the host ends)
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+LONGEST_LINE = 1 << 28
+"""Bytes; a full batch of long prompts stays far below."""
+
+
+class Ask(NamedTuple):
+    """One request; `number` is unique on this connection."""
+
+    number: int
+    ids: Sequence[int]
+    choices: Sequence[str] | None
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int | None
+    min_tokens: int
+    use_prefix_cache: bool
+    stream: bool
+
+
+class Answer(NamedTuple):
+    """A whole reply, or after `expire` what there was of it (`finish` "abort")."""
+
+    number: int
+    text: str
+    finish: str
+    prompt: int
+    completion: int
+    cached: int | None
+    queue_s: float | None
+    prefill_s: float | None
+    decode_s: float | None
+    step_requests_mean: float | None
+
+
+class Step(NamedTuple):
+    """One engine step. Counts of tokens found and looked up are this step's alone."""
+
+    age_s: float
+    requests: int | None
+    tokens: int | None
+    running: int
+    waiting: int
+    kv_usage: float
+    prefix_queries: int
+    prefix_hits: int
+    preemptions: int
+
+
+def encode(messages: Iterable[Sequence[Any]]) -> bytes:
+    """One line holding the messages."""
+    return json.dumps(list(messages), separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> list[list[Any]]:
+    """The messages of one line; ValueError where it is not one."""
+    messages = json.loads(line)
+    if not isinstance(messages, list):
+        raise ValueError("not a list of messages")
+    return messages

@@ -1,0 +1,103 @@
+"""A host without vLLM that misbehaves by name: `fake_host.py BEHAVIOUR SOCKET LIFELINE`.
+
+answer       the first choice, with one step
+die_once:F   ends at the first request while file F is absent (it makes F); then answers
+die          ends at every request
+dead         reports `dead` at every request
+hang         takes requests and says nothing more
+drip         sends steps for ever; answers only when told to expire, with what there is
+freeze       like drip, without the steps
+refuse       an error of each kind, in turn
+crash        writes an error and ends before it is ready
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from serving.process import guard_group
+from serving.vllm_wire import Answer, Ask, Step, decode, encode
+
+STEP = Step(0.0, 2, 7, 2, 1, 0.25, 100, 64, 0)
+
+
+class FakeHost:
+    """One connection."""
+
+    def __init__(self, behaviour: str, channel: socket.socket) -> None:
+        self.behaviour, _, self.marker = behaviour.partition(":")
+        self.channel = channel
+        self.asked: dict[int, Ask] = {}
+        self.errors = ["overloaded", "rejected", "transport"]
+
+    def send(self, *messages: Any) -> None:
+        self.channel.sendall(encode(messages))
+
+    def serve(self) -> None:
+        for line in self.channel.makefile("rb"):
+            for tag, *fields in decode(line):
+                getattr(self, tag)(*fields)
+
+    def start(self, arguments: dict[str, Any], warm_up_ids: list[int]) -> None:
+        assert arguments["max_model_len"]
+        assert warm_up_ids
+        if self.behaviour == "crash":
+            sys.stderr.write("RuntimeError: no memory for 7 blocks\nbye\n")
+            sys.stderr.flush()
+            os._exit(3)
+        subprocess.Popen(["sleep", "1000"])  # stands for vLLM's own processes
+        self.send(["ready", "9.9"])
+        if self.behaviour == "drip":
+            threading.Thread(target=self.drip, daemon=True).start()
+
+    def drip(self) -> None:
+        while True:
+            self.send(["steps", STEP])
+            time.sleep(0.02)
+
+    def ask(self, *fields: Any) -> None:
+        ask = Ask(*fields)
+        self.asked[ask.number] = ask
+        if self.behaviour == "answer":
+            self.answer(ask)
+        elif self.behaviour == "die_once":
+            if Path(self.marker).exists():
+                self.answer(ask)
+            else:
+                Path(self.marker).touch()
+                os._exit(1)
+        elif self.behaviour == "die":
+            os._exit(1)
+        elif self.behaviour == "dead":
+            self.send(["dead", "vLLM said goodbye"])
+        elif self.behaviour == "refuse":
+            kind = self.errors[(ask.number - 1) % 3]
+            self.send(["error", ask.number, kind, f"{kind}, on purpose"])
+
+    def answer(self, ask: Ask) -> None:
+        text = ask.choices[0] if ask.choices else "MOVE: e2e4"
+        answer = Answer(ask.number, text, "stop", len(ask.ids), 5, 32, 0.25, 0.5, 0.75, 2.0)
+        first = [["first", ask.number]] if ask.stream else []
+        self.send(["steps", STEP], *first, ["reply", *answer])
+
+    def expire(self, number: int) -> None:
+        if self.behaviour in ("drip", "freeze"):
+            partial = Answer(number, "I thi", "abort", 9, 3, 0, 0.0, 0.0, 0.0, None)
+            self.send(["reply", *partial])
+
+    def abort(self, number: int) -> None:
+        sys.stderr.write(f"aborted {number}\n")
+        sys.stderr.flush()
+
+    def reset(self) -> None:
+        self.send(["reset", True])
+
+
+if __name__ == "__main__":
+    guard_group(int(sys.argv[3]))
+    FakeHost(sys.argv[1], socket.socket(fileno=int(sys.argv[2]))).serve()

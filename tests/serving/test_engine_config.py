@@ -1,0 +1,220 @@
+"""Engine tables of a config: what is accepted, and what is refused with a remedy."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from serving import (
+    ENGINE_KINDS,
+    EngineConfigError,
+    Limited,
+    ScriptedConfig,
+    VllmConfig,
+    build_engine,
+    check_engine,
+    parse_engine_config,
+)
+from serving.models import ModelShape
+from serving.vllm_config import (
+    CPU_KV_BYTES,
+    VllmBuild,
+    engine_args,
+    engine_environment,
+    vllm_argument_names,
+)
+
+SHAPE = ModelShape(context_tokens=8192, kv_bytes_per_token=23_040)
+
+
+def test_a_table_becomes_the_config_of_its_kind() -> None:
+    config = parse_engine_config("main", {"kind": "vllm", "max_queued": 3})
+    assert isinstance(config, VllmConfig)
+    assert (config.model, config.max_queued) == ("smollm2-135m", 3)
+    assert isinstance(parse_engine_config("s", {"kind": "scripted"}), ScriptedConfig)
+
+
+def test_every_field_of_every_kind_is_described() -> None:
+    for kind in ENGINE_KINDS.values():
+        for name, field in kind.config_class.model_fields.items():
+            assert field.description or name == "kind", name
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"kind": "vllm", "modle": "x"}, "modle"),
+        ({"kind": "vllm", "max_concurrent": "many"}, "max_concurrent"),
+        ({"kind": "vllm", "max_concurrent": 0}, "max_concurrent"),
+        ({"kind": "vllm", "kv_cache_bytes": "1GiB", "memory_fraction": 0.5}, "give one of them"),
+        ({"kind": "vllm", "extra_args": {"max_num_seqs": 4}}, "use max_concurrent"),
+        ({"kind": "vllm", "extra_args": {"disable_log_stats": False}}, "telemetry needs it"),
+        ({"kind": "scripted", "kv_cache_bytes": 5}, "'scripted' computes nothing"),
+        ({"kind": "scripted", "latency_seconds": [2, 1]}, "low <= high"),
+        ({"kind": "scripted", "faults": [{"kind": "explode"}]}, "faults"),
+    ],
+)
+def test_wrong_values_are_named(data: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        parse_engine_config("main", data)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({}, "engines.main.kind is missing"),
+        ({"kind": "vlm"}, "use one of .*scripted.*vllm"),
+    ],
+)
+def test_a_wrong_kind_is_named(data: dict[str, Any], said: str) -> None:
+    with pytest.raises(EngineConfigError, match=said):
+        parse_engine_config("main", data)
+
+
+@pytest.mark.parametrize("kind", ["nowhere:Engine", "json:NoSuchClass", "json:", ":x"])
+def test_an_own_class_that_cannot_be_had_is_named(kind: str) -> None:
+    with pytest.raises(EngineConfigError, match=r"^engines.main: kind .* cannot be imported"):
+        check_engine("main", parse_engine_config("main", {"kind": kind}))
+
+
+def test_an_own_class_is_built_with_its_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "examples"))
+    config = parse_engine_config("mine", {"kind": "own_engine:DiceEngine", "max_concurrent": 3})
+    check_engine("mine", config)
+    engine = build_engine("mine", config, log_dir=tmp_path, stall_seconds=1, restart_limit=0)
+    assert isinstance(engine, Limited)
+    assert (engine.name, engine.limits.max_concurrent) == ("mine", 3)
+
+
+def a_model(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A model directory that only lacks what `changes` take away (None) or replace."""
+    settings = {
+        "max_position_embeddings": 1024,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "hidden_size": 64,
+    }
+    files = {
+        "config.json": json.dumps(settings),
+        "model.safetensors": "weights",
+        "tokenizer.json": "{}",
+    } | changes
+    folder.mkdir()
+    for name, content in files.items():
+        if content is not None:
+            (folder / name).write_text(content)
+    return {"kind": "vllm", "model": str(folder)}
+
+
+@pytest.fixture
+def _cpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.vllm_config.installed_build", lambda: VllmBuild("0.32.0", "cpu"))
+
+
+@pytest.mark.usefixtures("_cpu_build")
+@pytest.mark.parametrize(
+    ("changes", "knobs", "said"),
+    [
+        ({"config.json": None}, {}, "has no config.json"),
+        ({"config.json": "{"}, {}, "config.json' cannot be read"),
+        ({"model.safetensors": None}, {}, "has no weights"),
+        ({"tokenizer.json": None}, {}, "has no tokenizer.json"),
+        ({}, {"context_tokens": 2048}, "context_tokens = 2048 is more than the 1024"),
+        ({}, {"context_tokens": 512}, "tokenizer.json"),
+        ({}, {"block_tokens": 16}, "block_tokens = 16.*multiples of 32"),
+        ({}, {"device": "cuda"}, r"built for cpu.*\[gpu\]"),
+    ],
+)
+def test_a_model_directory_is_checked_before_a_start(
+    tmp_path: Path, changes: dict[str, Any], knobs: dict[str, Any], said: str
+) -> None:
+    data = a_model(tmp_path / "model", **changes) | knobs
+    with pytest.raises(EngineConfigError, match=said) as caught:
+        check_engine("main", parse_engine_config("main", data))
+    assert str(caught.value).startswith("engines.main: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("_cpu_build")
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("/no/such/model", "no such directory"),
+        ("nothing", "no such directory"),
+        ("./model.gguf", "no such file"),
+        ("someone/some-model-nobody-has", "HF_HUB_OFFLINE"),
+    ],
+)
+def test_a_missing_model_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str, said: str
+) -> None:
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(EngineConfigError, match=said):
+        check_engine("main", parse_engine_config("main", {"kind": "vllm", "model": model}))
+
+
+def test_vllm_that_is_not_installed_is_named_with_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.vllm_config.installed_build", lambda: None)
+    with pytest.raises(EngineConfigError, match=r"vllm is not installed: pip install '.\[cpu\]'"):
+        check_engine("main", parse_engine_config("main", {"kind": "vllm"}))
+
+
+@pytest.mark.usefixtures("_cpu_build")
+def test_an_argument_that_vllm_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "serving.vllm_config.vllm_argument_names", lambda: frozenset({"max_logprobs"})
+    )
+    data = {"kind": "vllm", "extra_args": {"max_logprob": 3}}
+    with pytest.raises(EngineConfigError, match=r"extra_args.max_logprob: .*no such argument"):
+        check_engine("main", parse_engine_config("main", data))
+
+
+def test_the_installed_vllm_takes_every_argument_we_name() -> None:
+    known = vllm_argument_names()
+    if not known:
+        pytest.skip("vllm is not installed")
+    assert {"model", "enable_log_requests", "max_num_queued_reqs"} <= known
+    full = VllmConfig(max_batched_tokens=512, kv_dtype="fp8", dtype="float16", block_tokens=16)
+    for device in ("cpu", "cuda"):
+        assert engine_args(full, "somewhere", device).keys() <= known
+
+
+def test_a_cpu_gets_blocks_that_its_attention_can_read_and_a_sized_cache() -> None:
+    arguments = engine_args(VllmConfig(max_concurrent=4), "m", "cpu", SHAPE)
+    assert arguments["block_size"] == 32
+    assert arguments["enforce_eager"] is True
+    assert arguments["kv_cache_memory_bytes"] == 23_040 * 2048 * 5
+    assert "gpu_memory_utilization" not in arguments
+    assert arguments["enable_logging_iteration_details"] is True
+    many = engine_args(VllmConfig(max_concurrent=64), "m", "cpu", SHAPE)
+    assert many["kv_cache_memory_bytes"] == CPU_KV_BYTES
+    long = engine_args(VllmConfig(context_tokens=8192), "m", "cpu", ModelShape(8192, 131_072))
+    assert long["kv_cache_memory_bytes"] == 2 * 8192 * 131_072
+
+
+def test_a_gpu_gets_vllms_own_defaults_and_a_share_of_its_memory() -> None:
+    arguments = engine_args(VllmConfig(), "m", "cuda")
+    assert arguments["gpu_memory_utilization"] == 0.9
+    assert arguments["enforce_eager"] is False
+    assert not arguments.keys() & {"block_size", "dtype", "kv_cache_memory_bytes"}
+    sized = engine_args(VllmConfig.model_validate({"kv_cache_bytes": "2GiB"}), "m", "cuda")
+    assert sized["kv_cache_memory_bytes"] == 2 << 30
+    assert "gpu_memory_utilization" not in sized
+
+
+def test_the_environment_keeps_a_small_machine_responsive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("serving.vllm_config.cpu_count", lambda: 2)
+    environment = engine_environment(VllmConfig(), "cpu", is_local=True)
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert environment["HF_HUB_OFFLINE"] == "1"
+    assert engine_environment(VllmConfig(threads=6), "cpu", is_local=True)["OMP_NUM_THREADS"] == "6"
+    assert "OMP_NUM_THREADS" not in engine_environment(VllmConfig(), "cuda", is_local=False)

@@ -1,0 +1,135 @@
+"""No engine process outlives the arena: guard, end, and the record for a later run."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from serving import end_survivors
+from serving.process import end_group, group_members, write_record
+
+STUBBORN = (
+    "import signal, subprocess, sys, time\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "subprocess.Popen(['sleep', '1000'])\n"
+    "print('up', flush=True)\n"
+    "time.sleep(1000)\n"
+)
+DRIVER = """
+import asyncio, sys
+from pathlib import Path
+from serving import EngineStart, VllmConfig, VllmEngine
+
+async def main():
+    engine = VllmEngine(EngineStart("main", Path(sys.argv[1]), 30.0, 0), VllmConfig())
+    engine.host_command = (sys.executable, *sys.argv[3:])
+    await engine.open()
+    report = Path(sys.argv[2])
+    report.with_suffix(".new").write_text(str(engine.pgid))
+    report.with_suffix(".new").rename(report)
+    await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+FAKE = str(Path(__file__).with_name("fake_host.py"))
+
+
+def stubborn() -> "subprocess.Popen[str]":
+    """Leads a group of two, one of which ignores SIGTERM."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUBBORN],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.stdout.close()
+    return process
+
+
+def wait_until_gone(pgid: int, seconds: float) -> float:
+    """Seconds until no member was left."""
+    begun = time.monotonic()
+    while group_members(pgid):
+        assert time.monotonic() - begun < seconds, group_members(pgid)
+        time.sleep(0.05)
+    return time.monotonic() - begun
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_group_that_will_not_end_is_killed(stopped: bool) -> None:
+    process = await asyncio.to_thread(stubborn)
+    assert len(group_members(process.pid)) == 2
+    if stopped:
+        os.killpg(process.pid, signal.SIGSTOP)
+    await end_group(process.pid, grace_s=0.2)
+    assert group_members(process.pid) == []
+    assert process.wait() == -signal.SIGKILL
+    await end_group(process.pid)
+
+
+def test_survivors_are_ended_and_their_records_removed(tmp_path: Path) -> None:
+    process = stubborn()
+    write_record(tmp_path / "engine-main.pid", process.pid)
+    assert end_survivors(tmp_path) == [process.pid]
+    assert group_members(process.pid) == []
+    process.wait()
+    assert end_survivors(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_survivors_without_their_leader_are_ended(tmp_path: Path) -> None:
+    process = stubborn()
+    write_record(tmp_path / "engine-main.pid", process.pid)
+    process.kill()
+    process.wait()
+    assert len(group_members(process.pid)) == 1
+    assert end_survivors(tmp_path) == [process.pid]
+    assert group_members(process.pid) == []
+
+
+def test_another_process_of_that_number_is_spared(tmp_path: Path) -> None:
+    process = stubborn()
+    try:
+        record = {"pgid": process.pid, "started": time.time() - 3600}
+        (tmp_path / "engine-main.pid").write_text(json.dumps(record))
+        (tmp_path / "engine-torn.pid").write_text("{")
+        assert end_survivors(tmp_path) == []
+        assert len(group_members(process.pid)) == 2
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("template")
+@pytest.mark.parametrize("behaviour", ["answer", "host killed too"])
+def test_kill_9_of_the_arena_leaves_no_engine_process(tmp_path: Path, behaviour: str) -> None:
+    report = tmp_path / "pgid"
+    command = [sys.executable, "-c", DRIVER, str(tmp_path), str(report), FAKE, "answer"]
+    with subprocess.Popen(command) as arena:
+        pgid = read_number(report)
+        assert len(group_members(pgid)) == 2
+        if behaviour == "host killed too":
+            os.kill(arena.pid, signal.SIGSTOP)
+            os.kill(pgid, signal.SIGKILL)
+        arena.kill()
+        arena.wait()
+        assert wait_until_gone(pgid, 5.0) < 5.0
+
+
+def read_number(file: Path) -> int:
+    """The number in `file`, once it is there."""
+    begun = time.monotonic()
+    while not file.exists():
+        assert time.monotonic() - begun < 60
+        time.sleep(0.05)
+    return int(file.read_text())

@@ -1,0 +1,227 @@
+"""The engine around its host: faults, restarts, deadlines. The host here has no vLLM in it."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from serving import (
+    EngineDead,
+    EngineError,
+    EngineSnapshot,
+    EngineStalled,
+    EngineStart,
+    EngineUnavailable,
+    Finish,
+    ModelTemplate,
+    Overloaded,
+    Request,
+    RequestRejected,
+    VllmConfig,
+    VllmEngine,
+)
+from serving.process import group_members
+
+pytestmark = pytest.mark.timeout(240)
+
+MakeRequest = Callable[..., Request]
+Launch = Callable[..., "asyncio.Future[VllmEngine]"]
+FAKE = str(Path(__file__).with_name("fake_host.py"))
+
+
+@pytest.fixture
+async def launch(template: ModelTemplate, tmp_path: Path) -> AsyncIterator[Launch]:
+    """Opens engines over a fake host; closes them and sees that nothing is left."""
+    del template
+    engines: list[VllmEngine] = []
+    groups: list[int] = []
+
+    async def start(
+        behaviour: str, *, stall_seconds: float = 30.0, restarts: int = 1
+    ) -> VllmEngine:
+        engine = VllmEngine(EngineStart("main", tmp_path, stall_seconds, restarts), VllmConfig())
+        engine.host_command = (sys.executable, FAKE, behaviour)
+        engines.append(engine)
+        await engine.open()
+        assert engine.pgid is not None
+        groups.append(engine.pgid)
+        return engine
+
+    yield lambda *args, **kwargs: asyncio.ensure_future(start(*args, **kwargs))
+    for engine in engines:
+        if engine.pgid is not None:
+            groups.append(engine.pgid)
+        await engine.close()
+        await engine.close()
+    assert [group_members(group) for group in groups] == [[] for _ in groups]
+    assert not (tmp_path / "engine-main.pid").exists()
+
+
+async def test_a_reply_carries_the_engines_figures(
+    launch: Launch, make_request: MakeRequest
+) -> None:
+    engine = await launch("answer")
+    assert engine.version == "9.9"
+    reply = await engine.generate(make_request())
+    assert (reply.text, reply.finish) == ("e2e4", Finish.STOP)
+    assert (reply.usage.prompt, reply.usage.completion, reply.usage.cached) == (100, 5, 32)
+    timings = reply.timings
+    assert (timings.queue_s, timings.prefill_s, timings.decode_s) == (0.25, 0.5, 0.75)
+    assert timings.submitted == timings.admitted <= timings.done
+    assert timings.first_token is None
+    assert reply.step_requests_mean == 2.0
+    streamed = await engine.generate(make_request(stream=True))
+    assert streamed.timings.first_token is not None
+    assert await engine.reset_prefix_cache()
+
+
+async def test_snapshots_are_per_step_with_running_totals_and_end_at_close(
+    launch: Launch, make_request: MakeRequest
+) -> None:
+    engine = await launch("answer")
+    for number in range(3):
+        await engine.generate(make_request(number))
+    await engine.close()
+    seen: list[EngineSnapshot] = [snapshot async for snapshot in engine.snapshots()]
+    assert [one.prefix_queries for one in seen] == [100, 200, 300]
+    assert [one.prefix_hits for one in seen] == [64, 128, 192]
+    assert {(one.source, one.step_requests, one.step_tokens) for one in seen} == {
+        ("per_step", 2, 7)
+    }
+
+
+async def test_death_fails_what_is_in_flight_and_the_next_start_goes_on(
+    launch: Launch, make_request: MakeRequest, tmp_path: Path
+) -> None:
+    engine = await launch(f"die_once:{tmp_path / 'died'}")
+    first_group = engine.pgid
+    with pytest.raises(EngineDead) as caught:
+        await engine.generate(make_request(0))
+    assert not caught.value.final
+    reply = await engine.generate(make_request(1))
+    assert reply.text == "e2e4"
+    assert engine.restarts == 1
+    assert first_group is not None
+    assert group_members(first_group) == []
+
+
+@pytest.mark.parametrize("behaviour", ["die", "dead"])
+async def test_after_the_last_restart_death_is_final(
+    launch: Launch, make_request: MakeRequest, behaviour: str
+) -> None:
+    engine = await launch(behaviour, restarts=1)
+    ends: list[bool] = []
+    for number in range(4):
+        with pytest.raises(EngineDead) as caught:
+            await engine.generate(make_request(number))
+        ends.append(caught.value.final)
+    assert ends == [False, False, True, True]
+    assert engine.restarts == 1
+
+
+async def test_a_host_that_does_not_start_says_why(launch: Launch) -> None:
+    with pytest.raises(
+        EngineDead, match="did not start: RuntimeError: no memory for 7 b"
+    ) as caught:
+        await launch("crash")
+    assert caught.value.final
+    assert "engine-main.log" in str(caught.value)
+
+
+async def test_silence_with_work_unfinished_is_a_stall(
+    launch: Launch, make_request: MakeRequest
+) -> None:
+    engine = await launch("hang", stall_seconds=0.3)
+    await asyncio.sleep(0.5)
+    assert engine.restarts == 0, "idle is no stall"
+    results = await asyncio.gather(
+        *(engine.generate(make_request(number)) for number in range(3)), return_exceptions=True
+    )
+    assert [type(result) for result in results] == [EngineStalled] * 3
+    assert "3 requests unfinished" in str(results[0])
+
+
+@pytest.mark.parametrize("target", ["group", "host"])
+async def test_a_stopped_process_is_a_stall(
+    launch: Launch, make_request: MakeRequest, target: str
+) -> None:
+    engine = await launch("drip", stall_seconds=0.5)
+    assert engine.pgid is not None
+    asking = asyncio.create_task(engine.generate(make_request()))
+    await asyncio.sleep(0.7)
+    assert not asking.done()
+    (os.killpg if target == "group" else os.kill)(engine.pgid, signal.SIGSTOP)
+    with pytest.raises(EngineStalled):
+        await asking
+
+
+async def test_a_free_answer_cut_by_its_deadline_keeps_its_text(
+    launch: Launch, make_request: MakeRequest
+) -> None:
+    engine = await launch("drip")
+    reply = await engine.generate(make_request(choices=None, deadline_s=0.2))
+    assert (reply.text, reply.finish, reply.usage.completion) == ("I thi", Finish.DEADLINE, 3)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "choices"), [("drip", ("e2e4",)), ("freeze", None), ("freeze", ("e2e4",))]
+)
+async def test_a_deadline_is_the_engines_fault_otherwise(
+    launch: Launch, make_request: MakeRequest, behaviour: str, choices: tuple[str, ...] | None
+) -> None:
+    engine = await launch(behaviour)
+    with pytest.raises(EngineStalled, match=r"not answered in 0.2 s"):
+        await engine.generate(make_request(choices=choices, deadline_s=0.2))
+    assert engine.restarts == 0
+
+
+async def test_a_deadline_that_the_host_ignores_is_a_stall(
+    launch: Launch, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.vllm_engine._EXPIRE_S", 0.1)
+    engine = await launch("hang")
+    with pytest.raises(EngineStalled):
+        await engine.generate(make_request(deadline_s=0.1))
+
+
+async def test_errors_are_mapped(launch: Launch, make_request: MakeRequest) -> None:
+    engine = await launch("refuse")
+    kinds: list[type[EngineError]] = []
+    for number in range(3):
+        with pytest.raises(EngineError, match="on purpose") as caught:
+            await engine.generate(make_request(number))
+        kinds.append(type(caught.value))
+    assert kinds == [Overloaded, RequestRejected, EngineUnavailable]
+
+
+async def test_cancelling_aborts_in_the_engine(
+    launch: Launch, make_request: MakeRequest, tmp_path: Path
+) -> None:
+    engine = await launch("hang")
+    asking = asyncio.create_task(engine.generate(make_request()))
+    await asyncio.sleep(0.1)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    log = tmp_path / "engine-main.log"
+    async with asyncio.timeout(5):
+        while "aborted 1" not in log.read_text():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert not engine._pending
+
+
+async def test_closing_while_it_starts_leaves_nothing(
+    launch: Launch, make_request: MakeRequest
+) -> None:
+    engine = await launch("die", restarts=5)
+    with pytest.raises(EngineDead):
+        await engine.generate(make_request())
+    waiting = asyncio.create_task(engine.generate(make_request(1)))
+    await asyncio.sleep(0.05)
+    await engine.close()
+    with pytest.raises(EngineDead, match="closed"):
+        await waiting
