@@ -1,0 +1,63 @@
+"""Players: shown a turn, they decide."""
+
+from agents.base import (
+    Agent,
+    AgentContext,
+    Attempt,
+    Decision,
+    Fault,
+    Interrupted,
+    Seat,
+    Turn,
+)
+from agents.baseline import GreedyAgent, RandomAgent
+from agents.config import (
+    AGENT_KINDS,
+    AgentConfig,
+    AgentKind,
+    GreedyConfig,
+    LlmConfig,
+    OwnAgentConfig,
+    RandomConfig,
+    build_agent,
+    check_agent,
+    parse_agent_config,
+)
+from agents.llm import LlmAgent, LlmSettings, charged_seconds, sampling_seed
+from agents.parse import PARSER_VERSION, Answer, Failure, read_answer, read_move
+from agents.prompt import PROMPT_VERSION, ContextNeed, system_prompt
+
+__all__ = [
+    "AGENT_KINDS",
+    "PARSER_VERSION",
+    "PROMPT_VERSION",
+    "Agent",
+    "AgentConfig",
+    "AgentContext",
+    "AgentKind",
+    "Answer",
+    "Attempt",
+    "ContextNeed",
+    "Decision",
+    "Failure",
+    "Fault",
+    "GreedyAgent",
+    "GreedyConfig",
+    "Interrupted",
+    "LlmAgent",
+    "LlmConfig",
+    "LlmSettings",
+    "OwnAgentConfig",
+    "RandomAgent",
+    "RandomConfig",
+    "Seat",
+    "Turn",
+    "build_agent",
+    "charged_seconds",
+    "check_agent",
+    "parse_agent_config",
+    "read_answer",
+    "read_move",
+    "sampling_seed",
+    "system_prompt",
+]

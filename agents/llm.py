@@ -1,0 +1,336 @@
+"""A language model as a player, in two modes.
+
+constrained   The engine may only answer with a legal move. Whatever else comes is the engine's
+              failure, and is raised.
+free          The model writes what it likes and `parse` reads it. A failed answer is told what
+              was wrong and asked again, up to the turn's budget.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import structlog
+
+from agents.base import AgentContext, Attempt, Decision, Fault, Interrupted, Turn
+from agents.parse import Failure, read_move
+from agents.prompt import (
+    COMPLAINT_TOKENS,
+    ContextNeed,
+    Mode,
+    base_ply,
+    complaint,
+    lead,
+    longest_move_tokens,
+    prefix_tokens,
+    sample_game,
+    system_prompt,
+)
+from games import Game, Start, load_game
+from serving import (
+    Engine,
+    EngineError,
+    Finish,
+    Prompt,
+    PromptParts,
+    Reply,
+    Request,
+    Sampling,
+    Timings,
+)
+
+log = structlog.get_logger()
+
+_SEED_MASK = 2**63 - 1
+_CACHED_LEADS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LlmSettings:
+    """How an LLM agent asks."""
+
+    mode: Mode = "constrained"
+    persona: str = ""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 256
+    """Of one free answer; a constrained one is as long as the longest legal move."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _GameView:
+    """A rule set of a game as one agent tells it to its engine."""
+
+    game: Game
+    usual: Start
+    """The start that needs no telling."""
+    system: str
+    need: ContextNeed
+
+
+class LlmAgent:
+    """Asks one engine. Safe to play in any number of matches at once: nothing in it belongs to one.
+
+    `choose` raises EngineError only; everything that a model can do wrong is in its Decision.
+    """
+
+    def __init__(
+        self, name: str, engine: Engine, context: AgentContext, settings: LlmSettings
+    ) -> None:
+        self.name = name
+        self._engine = engine
+        self._context = context
+        self._settings = settings
+        self._views: dict[tuple[str, str], _GameView] = {}
+        self._lead = lru_cache(maxsize=_CACHED_LEADS)(self._make_lead)
+
+    async def open(self) -> None:
+        """Checks the engine's template on every game of the run; a break is logged, not raised."""
+        for game, ruleset in self._context.games:
+            self._view(game, ruleset)
+
+    async def close(self) -> None:
+        """Nothing to do: the engine belongs to the run."""
+
+    def context_need(self, game: str, ruleset: str) -> ContextNeed:
+        """What a game takes of the engine's context, measured on its template."""
+        return self._view(game, ruleset).need
+
+    async def choose(self, turn: Turn) -> Decision:
+        """A decision; raises Interrupted for what is the infrastructure's failure."""
+        parts = self._parts(turn)
+        if self._settings.mode == "constrained":
+            return await self._choose_constrained(turn, parts)
+        return await self._choose_freely(turn, parts)
+
+    # prompts
+
+    def _parts(self, turn: Turn) -> PromptParts:
+        position = turn.position
+        view = self._view(turn.game, position.start.ruleset)
+        moves = position.moves
+        if len(moves) <= view.need.window:
+            opening = self._lead(view, position.start, ())
+        else:
+            base = self._rebased(turn, view)
+            opening = self._lead(view, position.start, moves[:base])
+            moves = moves[base:]
+        return PromptParts(view.system, self._settings.persona, opening, moves)
+
+    def _rebased(self, turn: Turn, view: _GameView) -> int:
+        """The ply that the transcript begins from; an event tells where it moved."""
+        ply, window = turn.position.ply, max(1, view.need.window)
+        base = base_ply(ply, window)
+        if not turn.made and base_ply(max(0, ply - 2), window) != base:
+            self._context.record_event(
+                "prompt_rebased",
+                {"match": turn.match_id, "agent": self.name, "ply": ply, "base_ply": base},
+            )
+        return base
+
+    def _make_lead(self, view: _GameView, start: Start, before: tuple[str, ...]) -> str:
+        if not before:
+            is_usual = start.fen == view.usual.fen
+            return lead(self._settings.mode, None if is_usual else start.fen)
+        position = view.game.position(start)
+        for move in before:
+            position = position.play(move)
+        return lead(self._settings.mode, position.fen)
+
+    def _view(self, name: str, ruleset: str) -> _GameView:
+        view = self._views.get((name, ruleset))
+        if view is None:
+            view = self._views[name, ruleset] = self._look_at(name, ruleset)
+        return view
+
+    def _look_at(self, name: str, ruleset: str) -> _GameView:
+        """Tell, measure and check a game; what does not depend on this agent is done once a run."""
+        mode, template, memo = self._settings.mode, self._engine.template, self._context.memo
+        game = load_game(name)
+        usual = game.openings("start", ruleset)[0]
+        system = self._context.prompts.get(game.name) or system_prompt(game.name, ruleset)
+        parts = PromptParts(system, self._settings.persona, lead(mode, None), ())
+        key = (self._engine.name, name, ruleset)
+        if ("move_tokens", *key) not in memo:
+            memo["move_tokens", *key] = longest_move_tokens(template, parts, game, usual)
+            sample = sample_game(game.position(usual), 12)
+            broken = template.check(replace(parts, moves=sample)) if sample else None
+            if broken is not None:
+                log.warning(
+                    "template_breaks_prefix", engine=self._engine.name, game=name, detail=broken
+                )
+        answer = self._settings.max_tokens + COMPLAINT_TOKENS
+        if mode == "constrained":
+            answer = len(game.longest_move.encode()) + 1
+        need = ContextNeed(
+            prefix_tokens=prefix_tokens(template, parts, mode, usual),
+            move_tokens=memo["move_tokens", *key],
+            answer_tokens=answer,
+            context_tokens=self._engine.limits.context_tokens,
+        )
+        return _GameView(game, usual, system, need)
+
+    # constrained mode
+
+    async def _choose_constrained(self, turn: Turn, parts: PromptParts) -> Decision:
+        choices = turn.position.legal_moves()
+        n, past_tries = _counts(turn.made)
+        request = self._request(
+            turn,
+            self._engine.template.render(parts),
+            (n, past_tries),
+            choices=choices,
+            max_tokens=max(map(len, map(str.encode, choices))) + 1,
+            deadline_s=self._context.move_limit_seconds,
+        )
+        reply = await self._ask(request, n, [])
+        if reply.text in choices:
+            return Decision(reply.text, None, (Attempt(n, reply, None, "", request.id),))
+        fault, detail = _broken_constraint(reply, choices)
+        raise Interrupted((Attempt(n, reply, fault, detail, request.id),))
+
+    # free mode
+
+    async def _choose_freely(self, turn: Turn, parts: PromptParts) -> Decision:
+        attempts: list[Attempt] = []
+        failed = [a for a in turn.made if a.fault is not None and not a.fault.is_infrastructure]
+        n, past_tries = _counts(turn.made)
+        while not failed or (n < turn.attempt_budget and failed[-1].fault not in _DECIDES):
+            left = self._seconds_left(turn, failed)
+            if left <= 0:
+                return Decision(None, Fault.FLAG_FALL, tuple(attempts))
+            request = self._request(
+                turn,
+                self._free_prompt(parts, failed),
+                (n, past_tries),
+                choices=None,
+                max_tokens=self._settings.max_tokens,
+                deadline_s=left,
+            )
+            reply = await self._ask(request, n, attempts)
+            attempt, move = _judge(turn, reply, n, request.id)
+            attempts.append(attempt)
+            if move is not None:
+                return Decision(move, None, tuple(attempts))
+            failed.append(attempt)
+            n, past_tries = n + 1, 0
+        return Decision(None, failed[-1].fault, tuple(attempts))
+
+    def _free_prompt(self, parts: PromptParts, failed: Sequence[Attempt]) -> Prompt:
+        """The prompt, with a complaint about the last failure where the context has room for it."""
+        template = self._engine.template
+        if not failed:
+            return template.render(parts)
+        last = failed[-1]
+        room = self._engine.limits.context_tokens - self._settings.max_tokens
+        for answer in (last.reply.text if last.reply else "", ""):
+            noted = replace(parts, tail_note=complaint(last.detail, answer))
+            if template.count_tokens(noted) <= room:
+                return template.render(noted)
+        return template.render(parts)
+
+    def _seconds_left(self, turn: Turn, failed: Sequence[Attempt]) -> float:
+        """Of the move limit and of the clock as it stood when the ply began."""
+        spent = sum(charged_seconds(a.reply.timings) for a in failed if a.reply is not None)
+        limit = self._context.move_limit_seconds
+        if turn.clock_left_s is not None:
+            limit = min(limit, turn.clock_left_s)
+        return limit - spent
+
+    # both
+
+    def _request(
+        self,
+        turn: Turn,
+        prompt: Prompt,
+        count: tuple[int, int],
+        *,
+        choices: tuple[str, ...] | None,
+        max_tokens: int,
+        deadline_s: float,
+    ) -> Request:
+        n, past_tries = count
+        ply, settings = turn.position.ply, self._settings
+        seed = sampling_seed(self._context.run_seed, turn.match_id, turn.seat.side, ply, n)
+        return Request(
+            f"{turn.match_id}/{ply}/{n}/{past_tries}",
+            turn.match_id,
+            prompt,
+            choices,
+            max_tokens,
+            Sampling(settings.temperature, settings.top_p, seed),
+            deadline_s,
+            stream=choices is None,
+        )
+
+    async def _ask(self, request: Request, n: int, before: Sequence[Attempt]) -> Reply:
+        try:
+            return await self._engine.generate(request)
+        except EngineError as error:
+            fault = _fault_of(error)
+            attempt = Attempt(n, None, fault, str(error) or fault.value, request.id)
+            raise Interrupted((*before, attempt)) from error
+
+
+_DECIDES = (Fault.FLAG_FALL, Fault.RESIGNED)
+"""Faults of the agent that no further try can mend."""
+
+
+def sampling_seed(run_seed: int, match_id: str, side: int, ply: int, n: int) -> int:
+    """The dice of one try: the same in every run of the same seed, 63 bits.
+
+    A try repeated after an infrastructure fault keeps its `n`, and so its dice.
+    """
+    return stable_hash(f"{run_seed}/{match_id}/{side}/{ply}/{n}") & _SEED_MASK
+
+
+def stable_hash(text: str) -> int:
+    """64 bits that depend on the text alone, in every process and on every machine."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
+def charged_seconds(timings: Timings) -> float:
+    """What an attempt costs a clock: the engine's prefill and decode, or, where it reports
+    neither, the time from admission (CONTRACTS, Time)."""
+    if timings.prefill_s is None or timings.decode_s is None:
+        return timings.done - timings.admitted
+    return timings.prefill_s + timings.decode_s
+
+
+def _counts(made: Sequence[Attempt]) -> tuple[int, int]:
+    """`n` of the next try, and how often the infrastructure has already cut off that `n`."""
+    if not made:
+        return 0, 0
+    n = sum(1 for a in made if a.fault is not None and not a.fault.is_infrastructure)
+    past = sum(1 for a in made if a.n == n and a.fault is not None and a.fault.is_infrastructure)
+    return n, past
+
+
+def _fault_of(error: EngineError) -> Fault:
+    """The record's name of an engine's error; a user's own kind counts as transport."""
+    try:
+        fault = Fault(error.kind)
+    except ValueError:
+        return Fault.TRANSPORT
+    return fault if fault.is_infrastructure else Fault.TRANSPORT
+
+
+def _broken_constraint(reply: Reply, choices: tuple[str, ...]) -> tuple[Fault, str]:
+    text = reply.text
+    if reply.finish is Finish.DEADLINE:
+        return Fault.STALLED, f"the time limit passed before the answer was whole: {text[:80]!r}"
+    if any(choice.startswith(text) for choice in choices):
+        return Fault.CUT_SHORT, f"the engine ended the answer inside a move: {text!r}"
+    return Fault.CONSTRAINT_IGNORED, f"the engine answered what was no choice: {text[:80]!r}"
+
+
+def _judge(turn: Turn, reply: Reply, n: int, request_id: str) -> tuple[Attempt, str | None]:
+    """A free answer as an attempt, with the move where it gives one."""
+    if reply.finish is Finish.DEADLINE:
+        detail = "it was still being written when the time for the move was over"
+        return Attempt(n, reply, Fault.FLAG_FALL, detail, request_id), None
+    move = read_move(reply.text, turn.position, is_cut=reply.finish is Finish.LENGTH)
+    if isinstance(move, Failure):
+        return Attempt(n, reply, move.fault, move.detail, request_id), None
+    return Attempt(n, reply, None, "", request_id), move
