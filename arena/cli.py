@@ -1,0 +1,139 @@
+"""The `arena` command line. stdout is data, stderr is progress and logs.
+
+Exit codes: 0 done; 1 finished, a check failed; 2 bad config or usage, nothing written; 3 an engine
+could not start or died for good, the run is kept; 130 interrupted, the run is kept.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from arena import doctor
+
+USAGE, INTERRUPTED = 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        if parsed.command == "doctor":
+            return _doctor(parsed)
+        # late, so that `doctor` runs in an environment where the rest cannot be imported
+        from arena import commands
+
+        code: int = commands.COMMANDS[parsed.command](parsed)
+        sys.stdout.flush()
+    except ImportError as error:
+        print(f"arena: {error}; `arena doctor` says what to mend", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # the reader of our output has left; Python must not complain when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    checks = doctor.run_checks(probe=parsed.probe)
+    if parsed.json:
+        print(doctor.render_json(checks))
+    else:
+        for check in checks:
+            print(f"{'ok  ' if check.ok else 'MEND'}  {check.name}: {check.detail}")
+            if check.mend and not check.ok:
+                print(f"      {check.mend}")
+    return 0 if all(check.ok for check in checks) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="arena", description="Tournaments of language-model agents at chess and janggi."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_add_run, _add_resume, _add_validate, _add_report, _add_bench, _add_others):
+        add(commands)
+    return parser
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser("run", help="play a tournament from a config")
+    run.add_argument("config", type=Path)
+    run.add_argument("--out", type=Path, help="the run's folder; default: a new one under runs/")
+    run.add_argument("--replace", action="store_true", help="start a run in --out anew")
+    _add_set(run)
+    _add_view(run)
+    run.set_defaults(command="run")
+
+
+def _add_resume(commands: Any) -> None:
+    resume = commands.add_parser("resume", help="go on with a run from its last committed plies")
+    resume.add_argument("dir", type=Path)
+    _add_view(resume)
+    resume.set_defaults(command="resume")
+
+
+def _add_validate(commands: Any) -> None:
+    validate = commands.add_parser("validate", help="check a config without starting an engine")
+    validate.add_argument("config", type=Path)
+    _add_set(validate)
+    validate.add_argument("--json", action="store_true")
+    validate.set_defaults(command="validate")
+
+
+def _add_report(commands: Any) -> None:
+    show = commands.add_parser("report", help="a run in figures, finished or not")
+    show.add_argument("dir", type=Path)
+    show.add_argument("--json", action="store_true")
+    show.set_defaults(command="report")
+
+
+def _add_bench(commands: Any) -> None:
+    kinds = commands.add_parser("bench", help="measure the arena itself").add_subparsers(
+        required=True, metavar="KIND"
+    )
+    for name, command, about in (
+        ("games", "bench_games", "legal moves and play, with pyffish beside where it is installed"),
+        ("overhead", "bench_overhead", "plies a second of the whole path on one core"),
+        ("pace", "bench_pace", "schedule lag of many seats that move once a second"),
+    ):
+        kind = kinds.add_parser(name, help=about)
+        kind.add_argument("--json", action="store_true")
+        kind.set_defaults(command=command)
+        if name == "pace":
+            kind.add_argument("--seats", type=int, nargs="+", default=[1000, 4000], metavar="N")
+            kind.add_argument("--seconds", type=float, default=30.0)
+
+
+def _add_others(commands: Any) -> None:
+    check = commands.add_parser("doctor", help="what is wrong with this set-up, and the mend")
+    check.add_argument("--json", action="store_true")
+    check.add_argument("--probe", action="store_true", help="import the engine too (half a minute)")
+    check.set_defaults(command="doctor")
+    about = commands.add_parser("config", help="the config reference").add_subparsers(
+        required=True, metavar="WHAT"
+    )
+    about.add_parser("reference", help="every section and key").set_defaults(command="reference")
+
+
+def _add_set(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key, such as tournament.pairs=4 or engines.main.max_concurrent=32",
+    )
+
+
+def _add_view(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--view", choices=("auto", "rich", "plain", "none"), default="auto")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""What each `arena` command does. Each takes the parsed command line and returns an exit code."""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from arena import bench, preflight, report, runner, store, terminal
+from arena import config as configs
+from arena.config import ConfigError
+from arena.store import StoreError
+
+OK, CHECK_FAILED, USAGE, ENGINE_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    config = configs.load(parsed.config, parsed.set)
+    view = terminal.view_for(parsed.view)
+    folder = parsed.out or runner.new_folder(config)
+    outcome = asyncio.run(runner.start(config, folder, view, replace=parsed.replace))
+    return _conclude(folder, outcome)
+
+
+def _resume(parsed: argparse.Namespace) -> int:
+    view = terminal.view_for(parsed.view)
+    return _conclude(parsed.dir, asyncio.run(runner.resume(parsed.dir, view)))
+
+
+def _conclude(folder: Path, outcome: runner.Outcome) -> int:
+    """Print the summary of what is on disk, and turn the outcome into an exit code."""
+    terminal.print_report(report.build(store.read(folder)), sys.stdout)
+    if outcome.message:
+        print(f"arena: {outcome.message}", file=sys.stderr)
+    print(f"run folder: {folder}", file=sys.stderr)
+    return {
+        "finished": OK,
+        "unfinished": CHECK_FAILED,
+        "engine_failed": ENGINE_FAILED,
+        "interrupted": INTERRUPTED,
+    }[outcome.ending]
+
+
+def _validate(parsed: argparse.Namespace) -> int:
+    config = configs.load(parsed.config, parsed.set)
+    _, forecast = preflight.check(config)
+    if parsed.json:
+        _print_json(
+            {
+                "schema_version": 1,
+                "name": config.name,
+                "matches": forecast.matches,
+                "requests_at_most": forecast.requests,
+                "seconds_at_most": forecast.seconds,
+                "notes": list(forecast.notes),
+            }
+        )
+        return OK
+    requests = "no ply cap, so no bound" if forecast.requests is None else f"{forecast.requests:,}"
+    seconds = "unknown" if forecast.seconds is None else f"{forecast.seconds:,.0f} s at the pace"
+    print(f"{config.name}: {forecast.matches} matches")
+    print(f"requests at most: {requests}")
+    print(f"duration at most: {seconds}")
+    for note in forecast.notes:
+        print(f"note: {note}")
+    return OK
+
+
+def _report(parsed: argparse.Namespace) -> int:
+    built = report.build(store.read(parsed.dir))
+    if parsed.json:
+        _print_json(built)
+    else:
+        terminal.print_report(built, sys.stdout)
+    return OK
+
+
+def _bench_games(parsed: argparse.Namespace) -> int:
+    return _show_bench(bench.games(), parsed)
+
+
+def _bench_overhead(parsed: argparse.Namespace) -> int:
+    return _show_bench(bench.overhead(), parsed)
+
+
+def _bench_pace(parsed: argparse.Namespace) -> int:
+    if min(parsed.seats) < 2 or any(seats % 2 for seats in parsed.seats):
+        raise ConfigError("--seats: a match has two seats; give even numbers")
+    return _show_bench(bench.pace(parsed.seats, parsed.seconds), parsed)
+
+
+def _show_bench(result: dict[str, Any], parsed: argparse.Namespace) -> int:
+    if parsed.json:
+        _print_json(result)
+    else:
+        terminal.print_tree(result, sys.stdout)
+    return OK
+
+
+def _reference(parsed: argparse.Namespace) -> int:
+    print(configs.reference(), end="")
+    return OK
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _refusing(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """A command that turns what the user has to mend into one line and exit code 2."""
+
+    def run(parsed: argparse.Namespace) -> int:
+        try:
+            return command(parsed)
+        except (ConfigError, StoreError) as error:
+            print(f"arena: {error}", file=sys.stderr)
+            return USAGE
+
+    return run
+
+
+COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    name: _refusing(command)
+    for name, command in {
+        "run": _run,
+        "resume": _resume,
+        "validate": _validate,
+        "report": _report,
+        "bench_games": _bench_games,
+        "bench_overhead": _bench_overhead,
+        "bench_pace": _bench_pace,
+        "reference": _reference,
+    }.items()
+}

@@ -1,0 +1,454 @@
+"""The whole run in one frozen tree, read from TOML. Every mistake is one line: key and remedy."""
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from agents import AGENT_KINDS, LlmConfig, parse_agent_config
+from games import Game, Start, load_game, split_game
+from serving import ENGINE_KINDS, EngineConfig, parse_engine_config
+
+
+class ConfigError(ValueError):
+    """A config that cannot be run; the message is one line that names the key and the remedy."""
+
+
+class Section(BaseModel):
+    """A table of the config: immutable, and strict about its keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class PromptSection(Section):
+    """`[prompts.GAME]`: the system prompt that every agent of a game shares."""
+
+    system: str | None = Field(None, description="The prompt's text.")
+    file: str | None = Field(
+        None, description="A file that holds it; relative to the config. Inlined when read."
+    )
+
+
+class TournamentSection(Section):
+    """`[tournament]`: who plays whom at what."""
+
+    format: Literal["round_robin"] = Field(
+        "round_robin", description="Every agent meets every other."
+    )
+    games: tuple[str, ...] = Field(
+        ("chess",),
+        min_length=1,
+        description='Games, each with an optional rule set: "chess", "janggi/janggimodern", '
+        '"module:Class".',
+    )
+    pairs: int = Field(
+        1,
+        ge=1,
+        description="Pairs per pairing and game. A pair is two matches on one opening with the "
+        "sides swapped.",
+    )
+    parallel_matches: int = Field(
+        8, ge=1, description="Matches played at once: two seats each, one request in flight each."
+    )
+    max_plies: int | None = Field(
+        200,
+        ge=1,
+        description="Plies until the arena ends a game: chess drawn, janggi on points. 0: no cap.",
+    )
+
+    @field_validator("max_plies", mode="before")
+    @classmethod
+    def _zero_is_no_cap(cls, value: object) -> object:
+        return None if value == 0 and not isinstance(value, bool) else value
+
+
+class PaceSection(Section):
+    """`[pace]`: how often a seat moves."""
+
+    move_period_seconds: float = Field(
+        1.0,
+        ge=0,
+        description="Seconds between the due times of one seat's moves, with 10 % jitter of its "
+        "own. 0: as fast as it can.",
+    )
+    move_limit_seconds: float = Field(
+        30.0, gt=0, description="Seconds after admission until a request is given up."
+    )
+
+
+class FaultsSection(Section):
+    """`[faults]`: what failures are borne."""
+
+    agent_attempts: int = Field(
+        3, ge=1, description="Tries an agent has for one move in free mode before it forfeits."
+    )
+    stall_seconds: float = Field(
+        30.0,
+        gt=0,
+        description="Seconds without an engine step, with work unfinished, until the engine is "
+        "called stalled and restarted (before its first step: 120 at least).",
+    )
+    restart_limit: int = Field(3, ge=0, description="Restarts of one engine in one run.")
+
+
+class OpeningsSection(Section):
+    """`[openings]`: where games begin. The two matches of a pair share one."""
+
+    book: str = Field(
+        "builtin",
+        description='"builtin", "start" (the usual start alone), or an EPD or PGN file; relative '
+        "to the config. It is chess's book where janggi_setups is given.",
+    )
+    janggi_setups: Literal["all"] | tuple[str, ...] | None = Field(
+        None,
+        description='Janggi set-ups: "all" 16, or a list such as ["HEEH/HEHE"] (Cho\'s, then '
+        "Han's, each from its own left). Without it janggi follows `book`.",
+    )
+
+
+class SloSection(Section):
+    """`[slo]`: what counts as in time."""
+
+    move_seconds: float = Field(
+        1.0, gt=0, description="A move is in time if it is done this long after it was due."
+    )
+
+
+class RunConfig(Section):
+    """One run."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="Names the run and its folder: letters, digits, `.`, `_`, `-`.",
+    )
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**63,
+        description="Schedule, jitter and dice all follow from it.",
+    )
+    prompts: Mapping[str, PromptSection] = Field(
+        default_factory=dict, description="Shared system prompts by game; ours where absent."
+    )
+    engines: Mapping[str, Any] = Field(
+        default_factory=dict, description="Engines by name; the keys depend on `kind`."
+    )
+    agents: tuple[Any, ...] = Field(
+        min_length=2, description="The players; the keys depend on `kind`."
+    )
+    tournament: TournamentSection = TournamentSection()
+    pace: PaceSection = PaceSection()
+    faults: FaultsSection = FaultsSection()
+    openings: OpeningsSection = OpeningsSection()
+    slo: SloSection = SloSection()
+
+    @property
+    def digest(self) -> str:
+        """Hex digest of the resolved config: two runs with the same digest asked for the same."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain data without unset values; reading it gives the same config."""
+        data = self.model_dump(mode="json", exclude_none=True)
+        data["engines"] = {
+            name: engine.model_dump(mode="json", exclude_none=True)
+            for name, engine in self.engines.items()
+        }
+        data["agents"] = [agent.model_dump(mode="json", exclude_none=True) for agent in self.agents]
+        if self.tournament.max_plies is None:
+            data["tournament"]["max_plies"] = 0
+        return data
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_data(), sort_keys=True)
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.to_data())
+
+    def engine(self, name: str) -> EngineConfig:
+        engine: EngineConfig = self.engines[name]
+        return engine
+
+    def games(self) -> tuple[tuple[Game, str], ...]:
+        """The games of the tournament with their rule sets."""
+        return tuple(game_of(text) for text in self.tournament.games)
+
+
+def game_of(text: str) -> tuple[Game, str]:
+    """A game of the config and its rule set; ConfigError for one that is not known."""
+    try:
+        name, ruleset = split_game(text)
+        game = load_game(name)
+    except ValueError as error:
+        raise ConfigError(f"tournament.games: {error}") from None
+    if ruleset is not None and ruleset not in game.rulesets:
+        raise ConfigError(
+            f'tournament.games: {name} has no rule set "{ruleset}"; it has '
+            + ", ".join(game.rulesets)
+        )
+    return game, ruleset or game.rulesets[0]
+
+
+def openings_of(config: RunConfig, game: Game, ruleset: str) -> tuple[Start, ...]:
+    """The starts that a game of this run draws from; ConfigError where the book cannot serve."""
+    book, setups = config.openings.book, config.openings.janggi_setups
+    by_setup = game.name == "janggi" and setups is not None
+    try:
+        starts = game.openings("builtin" if by_setup else book, ruleset)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"openings.book: {error}") from None
+    if not by_setup or setups == "all":
+        return starts
+    assert setups is not None
+    by_name = {start.name: start for start in starts}
+    wanted = ["Cho {}, Han {}".format(*[*setup.split("/"), ""][:2]) for setup in setups]
+    missing = [setup for setup, name in zip(setups, wanted, strict=True) if name not in by_name]
+    if missing or not wanted:
+        raise ConfigError(
+            f"openings.janggi_setups: {(missing or ['nothing'])[0]!r} is no set-up; "
+            'write "HEEH/HEHE": four letters each of HEEH, EHHE, HEHE, EHEH, or "all"'
+        )
+    return tuple(by_name[name] for name in wanted)
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The config in a TOML file, with `key=value` overrides; ConfigError says what is wrong."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a TOML file") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text; name a TOML file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from None
+    for override in overrides:
+        _override(data, override)
+    try:
+        return parse(data, path.parent)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def parse(data: Mapping[str, Any], folder: Path = Path()) -> RunConfig:
+    """A config from plain data; `folder` is where its relative paths start."""
+    data = dict(data)
+    try:
+        config = RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, "", data)) from None
+    engines = {}
+    for name, table in config.engines.items():
+        try:
+            engines[name] = parse_engine_config(name, _table(table, f"engines.{name}"))
+        except ValidationError as error:
+            raise ConfigError(_explain(error, f"engines.{name}.", table)) from None
+        except ValueError as error:
+            raise ConfigError(f"engines.{name}.{error}") from None
+    agents = []
+    for index, table in enumerate(config.agents):
+        where = f"agents[{index}]"
+        try:
+            agents.append(parse_agent_config(_table(table, where)))
+        except ValidationError as error:
+            raise ConfigError(_explain(error, f"{where}.", table)) from None
+        except ValueError as error:
+            raise ConfigError(f"{where}.{error}") from None
+    config = config.model_copy(
+        update={
+            "engines": engines,
+            "agents": tuple(agents),
+            "prompts": _inline_prompts(config.prompts, folder),
+            "openings": _anchor_book(config.openings, folder),
+        }
+    )
+    _check(config)
+    return config
+
+
+def _table(value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: is {value!r}; write a table of keys")
+    return dict(value)
+
+
+def _override(data: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text}: write key=value, such as tournament.pairs=4")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    *parents, last = key.strip().split(".")
+    here: Any = data
+    for name in parents:
+        here = here[int(name)] if _is_index(here, name) else _child(here, name, text)
+    if _is_index(here, last):
+        here[int(last)] = parsed
+    elif isinstance(here, dict):
+        here[last] = parsed
+    else:
+        raise ConfigError(f"--set {text}: {'.'.join(parents)} is not a table")
+
+
+def _is_index(here: object, name: str) -> bool:
+    return isinstance(here, list) and name.isdecimal() and int(name) < len(here)
+
+
+def _child(here: object, name: str, text: str) -> object:
+    if not isinstance(here, dict):
+        raise ConfigError(f"--set {text}: nothing to set under {name}")
+    return here.setdefault(name, {})
+
+
+def _explain(error: ValidationError, prefix: str, data: object) -> str:
+    """One line for the first mistake pydantic found."""
+    first = error.errors()[0]
+    where = prefix + ".".join(str(part) for part in first["loc"])
+    where = where.rstrip(".") or "config"
+    if first["type"] == "extra_forbidden":
+        known = _known_keys(error, first["loc"])
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
+        hint = f'did you mean "{near[0]}"?' if near else f"known keys: {', '.join(known)}"
+        return f"{where}: unknown key; {hint}"
+    if first["type"] == "missing":
+        return f"{where}: is missing; add it"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}: is {_short(first['input'])}; {message[0].lower()}{message[1:]}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+_SECTIONS: dict[str, type[Section]] = {
+    "tournament": TournamentSection,
+    "pace": PaceSection,
+    "faults": FaultsSection,
+    "openings": OpeningsSection,
+    "slo": SloSection,
+    "prompts": PromptSection,
+}
+
+
+def _known_keys(error: ValidationError, loc: tuple[int | str, ...]) -> list[str]:
+    if len(loc) > 1:
+        model: type[BaseModel] = _SECTIONS.get(str(loc[0]), RunConfig)
+    else:
+        kinds = {kind.__name__: kind for kind in _known_kinds()}
+        model = kinds.get(error.title, RunConfig)
+    return sorted(model.model_fields)
+
+
+def _known_kinds() -> tuple[type[BaseModel], ...]:
+    """The config classes of every engine and agent kind."""
+    engines = [kind.config_class for kind in ENGINE_KINDS.values()]
+    return (*engines, *(kind.config for kind in AGENT_KINDS.values()))
+
+
+def _inline_prompts(prompts: Mapping[str, PromptSection], folder: Path) -> dict[str, PromptSection]:
+    inlined = {}
+    for game, section in prompts.items():
+        if (section.system is None) == (section.file is None):
+            raise ConfigError(f"prompts.{game}: give either system or file")
+        text = section.system
+        if section.file is not None:
+            try:
+                text = (folder / section.file).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                reason = getattr(error, "strerror", None) or "is not UTF-8 text"
+                raise ConfigError(
+                    f"prompts.{game}.file: {section.file} cannot be read ({reason})"
+                ) from None
+        inlined[game] = PromptSection(system=text)
+    return inlined
+
+
+def _anchor_book(openings: OpeningsSection, folder: Path) -> OpeningsSection:
+    if openings.book in ("builtin", "start"):
+        return openings
+    return openings.model_copy(update={"book": str((folder / openings.book).resolve())})
+
+
+def _check(config: RunConfig) -> None:
+    """What must hold between sections."""
+    names = [agent.name for agent in config.agents]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ConfigError(f'agents: two are named "{min(twice)}"; give each its own name')
+    games = [game.name for game, _ in config.games()]
+    for game in config.prompts:
+        if game not in games:
+            raise ConfigError(
+                f"prompts.{game}: this run plays {', '.join(games)}; name one of them"
+            )
+    for index, agent in enumerate(config.agents):
+        if isinstance(agent, LlmConfig) and agent.engine not in config.engines:
+            known = ", ".join(config.engines) or "none; add [engines.main]"
+            raise ConfigError(
+                f'agents[{index}].engine: no engine is named "{agent.engine}"; engines: {known}'
+            )
+    _check_queues(config)
+
+
+def _check_queues(config: RunConfig) -> None:
+    used = {agent.engine for agent in config.agents if isinstance(agent, LlmConfig)}
+    matches = min(config.tournament.parallel_matches, _num_matches(config))
+    for name in sorted(used):
+        engine = config.engine(name)
+        room = engine.max_concurrent + engine.max_queued
+        if matches > room:
+            raise ConfigError(
+                f"tournament.parallel_matches: {matches} matches at once, but engines.{name} takes "
+                f"max_concurrent {engine.max_concurrent} + max_queued {engine.max_queued} = {room} "
+                "requests; raise max_queued or play fewer at once"
+            )
+
+
+def _num_matches(config: RunConfig) -> int:
+    agents, cup = len(config.agents), config.tournament
+    return agents * (agents - 1) * cup.pairs * len(cup.games)
+
+
+def reference() -> str:
+    """The config reference, generated from the models: every section, key, type and default."""
+    blocks = [
+        "# Config reference\n\nGenerated by `arena config reference`; a test keeps it true. "
+        "Unknown keys are errors.",
+        _describe("Top level", RunConfig),
+        _describe("`[prompts.GAME]`", PromptSection),
+    ]
+    for name, kind in ENGINE_KINDS.items():
+        blocks.append(_describe(f'`[engines.NAME]` with `kind = "{name}"`', kind.config_class))
+    for name, agent_kind in AGENT_KINDS.items():
+        blocks.append(_describe(f'`[[agents]]` with `kind = "{name}"`', agent_kind.config))
+    for name, section in _SECTIONS.items():
+        if name != "prompts":
+            blocks.append(_describe(f"`[{name}]`", section))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _describe(title: str, model: type[BaseModel]) -> str:
+    lines = [f"## {title}", "", "| key | default | meaning |", "|---|---|---|"]
+    for name, field in model.model_fields.items():
+        if isinstance(field.default, Section):
+            continue
+        default = "required" if field.is_required() else _default_text(field.get_default(call_default_factory=True))
+        meaning = (field.description or "").replace("|", "\\|")
+        lines.append(f"| `{name}` | {default} | {meaning} |")
+    return "\n".join(lines)
+
+
+def _default_text(value: object) -> str:
+    if value is None:
+        return "unset"
+    if isinstance(value, tuple | list):
+        value = list(value)
+    return f"`{json.dumps(value, ensure_ascii=False, default=str)}`"

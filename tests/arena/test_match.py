@@ -1,0 +1,275 @@
+"""A match pays for its players' failures and never for the infrastructure's."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from agents import Attempt, Decision, Fault, Interrupted, Turn
+from arena.match import MAX_TRIES, Match, MatchRules, Past, Player
+from arena.pace import Pacer
+from arena.progress import Progress
+from arena.schedule import MatchSpec
+from arena.store import MatchRow, Records, RunRow, Store, read
+from arena.tournament import new_plan, resumed_plan
+from games import load_game
+from serving import (
+    EngineDead,
+    EngineError,
+    EngineStalled,
+    EngineUnavailable,
+    Finish,
+    Overloaded,
+    Reply,
+    RequestRejected,
+    Timings,
+    Usage,
+)
+
+FOOLS_MATE = ("f2f3", "e7e5", "g2g4", "d8h4")
+Act = str | Exception | Fault
+RUN = RunRow("r", "2026-01-01T00:00:00Z", "{}", "d", "{}")
+
+
+def a_reply(text: str) -> Reply:
+    return Reply(text, Finish.STOP, Usage(20, 5, 10), Timings(1.0, 1.0, None, 2.0, 0.0, 0.5, 0.5))
+
+
+@dataclass
+class Actor:
+    """Does what it is told, in order: a move, an error to raise, a fault of its own."""
+
+    acts: list[Act]
+    turns: list[Turn] = field(default_factory=list)
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def choose(self, turn: Turn) -> Decision:
+        self.turns.append(turn)
+        act = self.acts.pop(0)
+        tries = len(turn.made)
+        request_id = f"{turn.match_id}/{turn.position.ply}/0/{tries}"
+        if isinstance(act, EngineError):
+            fault = Fault(act.kind)
+            raise Interrupted((Attempt(0, None, fault, str(act), request_id),)) from act
+        if isinstance(act, Exception):
+            raise act
+        if isinstance(act, Fault):
+            attempt = Attempt(0, a_reply("x"), act, "no such square", request_id)
+            return Decision(None, act, (attempt,))
+        return Decision(act, None, (Attempt(0, a_reply(act), None, "", request_id),))
+
+
+@dataclass
+class Table:
+    """A match between two actors over a real store."""
+
+    folder: Path
+    first: list[Act]
+    second: list[Act]
+    max_plies: int | None = None
+    pacer: Pacer = field(default_factory=Pacer)
+    actors: tuple[Actor, Actor] = field(init=False)
+    progress: Progress = field(default_factory=lambda: Progress(1, 0, 1.0))
+
+    def __post_init__(self) -> None:
+        self.actors = (Actor(self.first), Actor(self.second))
+
+    async def play(self, past: Past | None = None) -> MatchRow:
+        game = load_game("chess")
+        spec = MatchSpec(
+            "m1", "p1", "chess", "standard", ("ann", "bob"), game.openings("start", "standard")[0]
+        )
+        if past is None:
+            past = Past(new_plan(None, [spec]).pasts["m1"].row)  # type: ignore[arg-type]
+            store = Store.create(self.folder, RUN, [past.row])
+        else:
+            store = Store.resume(self.folder)
+        players = (
+            Player("ann", self.actors[0], "main", "free"),
+            Player("bob", self.actors[1], "main", "free"),
+        )
+        rules = MatchRules(7, 0.0, 3, self.max_plies)
+        match = Match(spec, game, players, rules, store, self.pacer, self.progress, past)
+        try:
+            return await match.play()
+        finally:
+            await store.close()
+
+    def records(self) -> Records:
+        return read(self.folder)
+
+
+async def test_a_game_is_played_to_its_end_and_every_ply_is_on_disk(tmp_path: Path) -> None:
+    table = Table(tmp_path / "r", ["f2f3", "g2g4"], ["e7e5", "d8h4"])
+    row = await table.play()
+    assert (row.state, row.winner, row.termination) == ("finished", 1, "checkmate")
+    held = table.records()
+    assert held.matches == (row,)
+    assert tuple(ply.move for ply in held.plies) == FOOLS_MATE
+    assert [ply.notation for ply in held.plies] == ["f3", "e5", "g4", "Qh4#"]
+    assert [ply.side for ply in held.plies] == [0, 1, 0, 1]
+    assert all(ply.ready <= ply.due <= ply.done for ply in held.plies)
+    assert [a.reply_text for a in held.attempts] == list(FOOLS_MATE)
+
+
+@pytest.mark.parametrize(
+    ("fault", "termination"),
+    [
+        (Fault.ILLEGAL, "forfeit"),
+        (Fault.UNPARSABLE, "forfeit"),
+        (Fault.TRUNCATED, "forfeit"),
+        (Fault.FLAG_FALL, "flag_fall"),
+        (Fault.RESIGNED, "resignation"),
+    ],
+)
+async def test_a_player_s_failure_costs_the_game_and_is_on_record(
+    tmp_path: Path, fault: Fault, termination: str
+) -> None:
+    table = Table(tmp_path / "r", ["e2e4"], [fault])
+    row = await table.play()
+    assert (row.state, row.winner, row.termination) == ("finished", 0, termination)
+    assert row.detail is not None
+    assert "no such square" in row.detail
+    held = table.records()
+    assert len(held.plies) == 1
+    assert held.attempts[-1].fault == fault.value
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        EngineDead("worker gone"),
+        EngineStalled("no step"),
+        EngineUnavailable("cut"),
+        Overloaded("full"),
+    ],
+)
+async def test_an_engine_s_failure_costs_nothing(tmp_path: Path, error: EngineError) -> None:
+    table = Table(tmp_path / "r", ["f2f3", error, error, "g2g4"], ["e7e5", "d8h4"])
+    row = await table.play()
+    assert (row.winner, row.termination) == (1, "checkmate")
+    held = table.records()
+    assert [a.fault for a in held.attempts if a.ply == 2] == [error.kind, error.kind, None]
+    assert len({a.request_id for a in held.attempts}) == len(held.attempts)
+    third_try = table.actors[0].turns[-1]
+    assert [a.fault for a in third_try.made] == [Fault(error.kind)] * 2
+    kinds = [event.kind for event in held.events if event.kind.startswith("match_")]
+    waits = isinstance(error, Overloaded)
+    assert kinds == ([] if waits else ["match_suspended", "match_resumed"])
+    assert (row.suspended_s > 0) is not waits
+
+
+async def test_a_request_that_is_never_taken_leaves_the_match_unfinished(tmp_path: Path) -> None:
+    table = Table(tmp_path / "r", ["e2e4"], [RequestRejected("4000 tokens into 2048")])
+    row = await table.play()
+    assert (row.state, row.winner) == ("suspended", None)
+    assert row.detail == "4000 tokens into 2048"
+
+
+async def test_an_engine_that_is_gone_for_good_is_told_to_the_run(tmp_path: Path) -> None:
+    table = Table(tmp_path / "r", ["e2e4"], [EngineDead("3 restarts", final=True)])
+    row = await table.play()
+    assert row.state == "suspended"
+    assert table.progress.engine_failure == "3 restarts"
+
+
+async def test_faults_without_end_leave_the_match_for_later(tmp_path: Path) -> None:
+    errors: list[Act] = [EngineUnavailable("cut") for _ in range(MAX_TRIES)]
+    table = Table(tmp_path / "r", errors, [])
+    table.pacer.until = _at_once  # type: ignore[method-assign]
+    row = await table.play()
+    assert row.state == "suspended"
+    assert row.detail is not None
+    assert "8 infrastructure faults in a row" in row.detail
+
+
+async def _at_once(due: float) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("act", [RuntimeError("bug"), "a1a8"])
+async def test_a_bug_in_an_agent_costs_no_player_a_game(tmp_path: Path, act: Act) -> None:
+    table = Table(tmp_path / "r", ["e2e4"], [act])
+    row = await table.play()
+    assert (row.state, row.winner) == ("suspended", None)
+    assert row.detail is not None
+    assert "agent bob" in row.detail
+
+
+async def test_cancellation_passes_through(tmp_path: Path) -> None:
+    table = Table(tmp_path / "r", ["e2e4"], [])
+    asked = asyncio.Event()
+
+    async def choose_for_ever(turn: Turn) -> Decision:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    table.actors[1].choose = choose_for_ever  # type: ignore[method-assign]
+    task = asyncio.ensure_future(table.play())
+    await asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(table.records().plies) == 1
+
+
+async def test_the_ply_cap_is_the_arena_s_decision(tmp_path: Path) -> None:
+    table = Table(tmp_path / "r", ["e2e4"], ["e7e5"], max_plies=2)
+    row = await table.play()
+    assert (row.state, row.winner, row.termination) == ("finished", None, "ply_cap")
+
+
+async def test_a_stopped_run_leaves_the_match_at_its_last_ply(tmp_path: Path) -> None:
+    table = Table(tmp_path / "r", ["e2e4", "g1f3"], ["e7e5"])
+    choose = table.actors[1].choose
+
+    async def choose_then_stop(turn: Turn) -> Decision:
+        table.pacer.stop()
+        return await choose(turn)
+
+    table.actors[1].choose = choose_then_stop  # type: ignore[method-assign]
+    row = await table.play()
+    assert (row.state, row.detail) == ("suspended", "the run was stopped")
+    assert [ply.move for ply in table.records().plies] == ["e2e4", "e7e5"]
+
+
+def _past(records: Records) -> Past:
+    return resumed_plan(None, records).pasts["m1"]  # type: ignore[arg-type]
+
+
+async def _resumed(folder: Path, first: Sequence[Act], second: Sequence[Act]) -> Table:
+    table = Table(folder, list(first), list(second))
+    await table.play(_past(read(folder)))
+    return table
+
+
+async def test_a_match_goes_on_mid_game_from_what_the_store_holds(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    await Table(folder, ["f2f3", RequestRejected("later")], ["e7e5"]).play()
+    table = await _resumed(folder, ["g2g4"], ["d8h4"])
+    (row,) = table.records().matches
+    assert (row.state, row.winner, row.termination) == ("finished", 1, "checkmate")
+    assert tuple(ply.move for ply in table.records().plies) == FOOLS_MATE
+    first_turn = table.actors[0].turns[0]
+    assert first_turn.position.moves == ("f2f3", "e7e5")
+    assert [a.fault for a in first_turn.made] == [Fault.REJECTED]
+
+
+async def test_time_between_two_processes_is_not_the_match_s(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    await Table(folder, ["f2f3", RequestRejected("later")], ["e7e5"]).play()
+    table = await _resumed(folder, ["g2g4"], ["d8h4"])
+    (row,) = table.records().matches
+    starts = [
+        json.loads(e.detail_json)["offset_s"]
+        for e in table.records().events
+        if e.kind == "process_start"
+    ]
+    assert row.suspended_s >= starts[1] - table.records().plies[1].done

@@ -1,0 +1,205 @@
+"""Figures from records made by hand, each worked out beside it."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arena.report import build, percentile, summary, weighted_summary
+from arena.store import AttemptRow, EventRow, MatchRow, PlyRow, Records, RunRow, SampleRow
+
+CONFIG = {
+    "name": "by-hand",
+    "pace": {"move_period_seconds": 1.0},
+    "slo": {"move_seconds": 1.0},
+    "engines": {"main": {"kind": "scripted", "max_concurrent": 8}},
+}
+
+
+def a_match(**changes: object) -> MatchRow:
+    values: dict[str, object] = {
+        "id": "m1",
+        "pair_id": "p1",
+        "game": "chess",
+        "ruleset": "standard",
+        "agent_first": "ann",
+        "agent_second": "bob",
+        "start_fen": "fen",
+        "opening": "",
+        "state": "finished",
+        "winner": 1,
+        "termination": "checkmate",
+        "detail": "mate",
+        "score_first": None,
+        "score_second": None,
+        "started": 10.0,
+        "ended": 13.0,
+        "suspended_s": 1.0,
+        "number": 0,
+    }
+    return MatchRow(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def an_attempt(ply: int, at: float, **changes: object) -> AttemptRow:
+    values: dict[str, object] = {
+        "request_id": f"m1/{ply}/0/0",
+        "match_id": "m1",
+        "ply": ply,
+        "side": ply % 2,
+        "n": 0,
+        "engine": "main",
+        "mode": "constrained",
+        "reply_text": "e2e4",
+        "finish": "stop",
+        "fault": None,
+        "detail": "",
+        "prompt_tokens": 100,
+        "cached_tokens": 80,
+        "completion_tokens": 5,
+        "submitted": at - 0.4,
+        "admitted": at - 0.3,
+        "first_token": None,
+        "done": at,
+        "queue_s": 0.01,
+        "prefill_s": 0.09,
+        "decode_s": 0.2,
+        "step_requests_mean": 2.0,
+        "replica": None,
+    }
+    return AttemptRow(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def records() -> Records:
+    """Two plies: due at 10.5 and 11.5, decided 0.45 s and 1.45 s later, committed 5 ms after."""
+    plies = (
+        PlyRow("m1", 0, 0, "e2e4", "e4", "fen", None, 10.0, 10.5, 10.95),
+        PlyRow("m1", 1, 1, "e7e5", "e5", "fen", None, 10.955, 11.5, 12.95),
+    )
+    attempts = (
+        an_attempt(0, 10.94),
+        an_attempt(1, 11.94, request_id="m1/1/0/0", fault="illegal", cached_tokens=90),
+        an_attempt(1, 12.94, request_id="m1/1/1/0", n=1, cached_tokens=100),
+    )
+    sample = SampleRow("main", 10.0, "per_step", 1, None, 2, 0, 2, 50, 0.1, 100, 80, 0, 1)
+    later = SampleRow("main", 12.0, "per_step", 3, None, 4, 0, 4, 90, 0.2, 200, 170, 2, 1)
+    after_restart = SampleRow("main", 12.5, "per_step", 1, None, 1, 0, 4, 90, 0.2, 10, 5, 1, 0)
+    ready = json.dumps({"engine": "main", "kind": "scripted", "version": "1"})
+    restarted = json.dumps({"engine": "main", "restarts": 1})
+    return Records(
+        RunRow("r", "2026-01-01T00:00:00Z", json.dumps(CONFIG), "d", "{}"),
+        (a_match(),),
+        plies,
+        attempts,
+        (sample, later, after_restart),
+        (EventRow(0.0, "engine_ready", ready), EventRow(12.2, "engine_restarted", restarted)),
+    )
+
+
+def test_totals() -> None:
+    report = build(records())
+    assert report["matches"] == {"scheduled": 0, "running": 0, "suspended": 0, "finished": 1}
+    assert report["plies"] == 2
+    assert report["elapsed_s"] == pytest.approx(3.0)
+    assert report["moves_per_s"] == pytest.approx(2 / 3)
+    assert report["games_per_h"] == pytest.approx(1200)
+    assert report["slo_attainment"] == pytest.approx(0.5)  # the second took 1.45 s
+    # 2 seconds running (3 less 1 suspended) allow 4 plies, each seat 2
+    assert report["pace_attainment"] == pytest.approx(0.5)
+    assert report["min_seat_attainment"] == pytest.approx(0.5)
+
+
+def test_a_move_s_latency_is_split_and_its_parts_add_up() -> None:
+    ann, bob = build(records())["agents"]
+    assert (ann["name"], ann["mode"], ann["moves"]) == ("ann", "constrained", 1)
+    assert ann["latency_ms"]["p50"] == pytest.approx(450)
+    assert ann["prefill_ms"]["p50"] == pytest.approx(90)
+    # 450 less 300 in the engine, 100 in our queue, and the commit's 5
+    assert ann["harness_ms"]["p50"] == pytest.approx(55)
+    assert bob["decode_ms"]["p50"] == pytest.approx(400)  # both attempts
+    assert bob["faults"] == {"illegal": 1}
+    assert ann["faults"] == {}
+
+
+def test_schedule_lag_is_from_due_to_submitted() -> None:
+    lag = build(records())["schedule_lag_ms"]
+    assert lag["p50"] == pytest.approx(40)  # 10.54 - 10.5, and 11.54 - 11.5
+
+
+def test_engine_figures() -> None:
+    (engine,) = build(records())["engines"]
+    assert engine["step_requests"]["mean"] == pytest.approx((2 + 3 * 4 + 4) / 5)
+    assert engine["occupancy"]["max"] == pytest.approx(0.5)
+    assert engine["prefix_hit_rate"] == pytest.approx(270 / 300)
+    # 20 for the first ply, 10 + 0 for the second's two attempts
+    assert engine["uncached_prompt_tokens_per_move"] == {"chess": pytest.approx(15)}
+    assert engine["output_tokens_per_move"] == pytest.approx(7.5)  # 15 tokens, 2 moves
+    assert engine["preemptions"] == 3  # 2, then 1 of the process after the restart
+    assert (engine["rejected"], engine["restarts"], engine["version"]) == (1, 1, "1")
+
+
+def test_an_infrastructure_fault_is_no_part_of_the_harness_and_is_counted() -> None:
+    held = records()
+    cut = an_attempt(
+        0,
+        10.6,
+        request_id="m1/0/0/x",
+        fault="engine_dead",
+        reply_text=None,
+        finish=None,
+        prompt_tokens=None,
+        cached_tokens=None,
+        completion_tokens=None,
+        submitted=None,
+        admitted=None,
+        done=None,
+        queue_s=None,
+        prefill_s=None,
+        decode_s=None,
+    )
+    report = build(
+        Records(held.run, held.matches, held.plies, (cut, *held.attempts), held.samples, ())
+    )
+    assert report["infrastructure_faults"] == {"engine_dead": 1}
+    assert report["agents"][0]["harness_ms"]["p50"] is None
+    assert report["agents"][0]["latency_ms"]["p50"] == pytest.approx(450)
+
+
+def test_standings_and_results() -> None:
+    report = build(records())
+    assert [(s["name"], s["points"]) for s in report["standings"]] == [("bob", 1.0), ("ann", 0.0)]
+    assert report["results"][0]["winner"] == "bob"
+    assert report["pairings"] == [
+        {"game": "chess", "agent": "ann", "opponent": "bob", "wins": 0, "draws": 0, "losses": 1}
+    ]
+
+
+def test_a_run_that_has_not_begun_has_unknowns_not_zeros() -> None:
+    held = records()
+    waiting = a_match(state="scheduled", winner=None, started=None, ended=None, termination=None)
+    report = build(Records(held.run, (waiting,), (), (), (), ()))
+    assert report["elapsed_s"] is None
+    assert report["moves_per_s"] is None
+    assert report["pace_attainment"] is None
+    assert report["engines"][0]["prefix_hit_rate"] is None
+    assert report["engines"][0]["preemptions"] is None
+    json.dumps(report)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=60))
+def test_percentiles_interpolate_as_statistics_does(values: list[int]) -> None:
+    import statistics
+
+    ordered = sorted(float(v) for v in values)
+    if len(ordered) > 1:
+        cuts = statistics.quantiles(ordered, n=100, method="inclusive")
+        assert percentile(ordered, 0.95) == pytest.approx(cuts[94])
+    assert summary(ordered)["max"] == ordered[-1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), min_size=1, max_size=20))
+def test_a_weighted_mean_is_the_mean_of_the_repeated_values(pairs: list[tuple[int, int]]) -> None:
+    repeated = [value for value, weight in pairs for _ in range(weight)]
+    weighted = weighted_summary((float(v), w) for v, w in pairs)
+    assert weighted["mean"] == pytest.approx(sum(repeated) / len(repeated))
+    assert weighted["max"] == max(repeated)

@@ -1,0 +1,253 @@
+"""What is committed is there after any death; what is not is absent; one process per run."""
+
+import asyncio
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from arena.store import (
+    SCHEMA_VERSION,
+    AttemptRow,
+    EventRow,
+    MatchRow,
+    PlyRow,
+    RunRow,
+    SampleRow,
+    Store,
+    StoreError,
+    read,
+    storable,
+)
+
+RUN = RunRow("r1", "2026-01-01T00:00:00Z", '{"name": "r"}', "d", "{}")
+
+
+def match_row(name: str = "m1", number: int = 0) -> MatchRow:
+    return MatchRow(
+        id=name,
+        pair_id="p1",
+        game="chess",
+        ruleset="standard",
+        agent_first="a",
+        agent_second="b",
+        start_fen="fen",
+        opening="",
+        state="scheduled",
+        winner=None,
+        termination=None,
+        detail=None,
+        score_first=None,
+        score_second=None,
+        started=None,
+        ended=None,
+        suspended_s=0.0,
+        number=number,
+    )
+
+
+def ply_row(ply: int, match: str = "m1") -> PlyRow:
+    return PlyRow(match, ply, ply % 2, "e2e4", "e4", "fen", None, 0.1, 0.2, 0.3 + ply)
+
+
+def attempt_row(ply: int) -> AttemptRow:
+    return AttemptRow(
+        request_id=f"m1/{ply}/0/0",
+        match_id="m1",
+        ply=ply,
+        side=ply % 2,
+        n=0,
+        engine="main",
+        mode="free",
+        reply_text='quote " brace } newline \n tab \t \x01 한 ♞ 😀',
+        finish="stop",
+        fault=None,
+        detail="",
+        prompt_tokens=10,
+        cached_tokens=None,
+        completion_tokens=3,
+        submitted=0.1 + 0.2,
+        admitted=1 / 3,
+        first_token=None,
+        done=2 / 3,
+        queue_s=1e-9,
+        prefill_s=0.0,
+        decode_s=123456.789,
+        step_requests_mean=2.5,
+        replica=None,
+    )
+
+
+async def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "run", RUN, [match_row()])
+    sample = SampleRow("main", 1.0, "per_step", 1, None, 1, 0, 4, 40, 0.5, 100, 90, 0, 0)
+    running = replace(match_row(), state="running", started=0.25)
+    store.add(sample, running)
+    await store.commit(ply_row(0), attempt_row(0))
+    store.event("note", {"quote": 'a "b"', "한": 1})
+    await store.close()
+
+    held = read(tmp_path / "run")
+    assert held.run == RUN
+    assert held.matches == (running,)
+    assert held.plies == (ply_row(0),)
+    assert held.samples == (sample,)
+    assert [event.kind for event in held.events] == ["process_start", "note"]
+    assert json.loads(held.events[1].detail_json) == {"quote": 'a "b"', "한": 1}
+
+
+async def test_hostile_text_and_floats_survive_exactly(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "run", RUN, [match_row()])
+    await store.commit(attempt_row(0))
+    await store.close()
+    assert read(tmp_path / "run").attempts == (attempt_row(0),)
+
+
+def test_text_that_sqlite_cannot_hold_is_marked() -> None:
+    assert storable("a\x00b\ud800c") == "a\ufffdb\ufffd\ufffd\ufffdc"
+    assert storable("한 ♞ 😀") == "한 ♞ 😀"
+
+
+async def test_a_commit_is_on_disk_when_it_returns(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "run", RUN, [match_row()])
+    for ply in range(5):
+        await store.commit(ply_row(ply))
+        assert len(read(tmp_path / "run").plies) == ply + 1
+    await store.close()
+
+
+async def test_many_commits_at_once_share_transactions_and_all_return(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "run", RUN, [match_row(f"m{n}", n) for n in range(200)])
+    await asyncio.gather(*(store.commit(ply_row(0, f"m{n}")) for n in range(200)))
+    await store.close()
+    assert len(read(tmp_path / "run").plies) == 200
+
+
+SECOND = """
+import asyncio, sys
+from pathlib import Path
+from arena.store import Store
+
+async def main():
+    Store.resume(Path(sys.argv[1]))
+
+asyncio.run(main())
+"""
+
+
+async def test_a_second_process_is_refused_while_the_run_is_played(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "run", RUN, [match_row()])
+    second = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SECOND, str(tmp_path / "run"), stderr=subprocess.PIPE
+    )
+    _, said = await second.communicate()
+    assert b"is being played by another process" in said
+    await store.close()
+
+
+async def test_a_run_folder_is_not_overwritten_unless_told(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "run", RUN, [match_row()])
+    await store.commit(ply_row(0))
+    await store.close()
+    with pytest.raises(StoreError, match="already holds a run"):
+        Store.create(tmp_path / "run", RUN, [])
+    assert len(read(tmp_path / "run").plies) == 1
+    again = Store.create(tmp_path / "run", RUN, [match_row()], replace=True)
+    await again.close()
+    assert read(tmp_path / "run").plies == ()
+
+
+async def test_replace_does_not_take_a_folder_that_holds_something_else(tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").write_text("mine")
+    with pytest.raises(StoreError, match="holds no run"):
+        Store.create(tmp_path, RUN, [], replace=True)
+    assert (tmp_path / "precious.txt").read_text() == "mine"
+
+
+async def test_the_time_axis_goes_on_after_a_resume(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "run", RUN, [match_row()])
+    await store.commit(ply_row(1000))
+    await store.close()
+    resumed = Store.resume(tmp_path / "run")
+    assert resumed.clock.now() >= ply_row(1000).done
+    await resumed.close()
+    starts = [e for e in read(tmp_path / "run").events if e.kind == "process_start"]
+    assert [json.loads(e.detail_json)["offset_s"] >= 1000 for e in starts] == [False, True]
+
+
+async def test_another_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "run", RUN, [])
+    await store.close()
+    db = sqlite3.connect(tmp_path / "run" / "run.db")
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    db.close()
+    with pytest.raises(StoreError, match=f"schema {SCHEMA_VERSION + 1}.*reads {SCHEMA_VERSION}"):
+        read(tmp_path / "run")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database at all, but long enough to look"])
+def test_what_is_no_run_is_named(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(StoreError, match="holds no run"):
+        read(tmp_path)
+    (tmp_path / "run.db").write_bytes(content)
+    with pytest.raises(StoreError, match=r"run\.db"):
+        read(tmp_path)
+
+
+async def test_a_failed_write_is_raised_to_who_waits_and_who_comes_after(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "run", RUN, [match_row()])
+    await store.commit(ply_row(0))
+    with pytest.raises(StoreError, match="UNIQUE"):
+        await store.commit(ply_row(0))
+    with pytest.raises(StoreError):
+        store.add(EventRow(0.0, "x", "{}"))
+    with pytest.raises(StoreError):
+        await store.close()
+
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_store import RUN, match_row, ply_row
+from arena.store import Store
+
+async def main():
+    store = Store.create(Path(sys.argv[1]), RUN, [match_row()])
+    for ply in range(100_000):
+        await store.commit(ply_row(ply))
+        print(ply, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("after", [0, 1, 37, 400])
+def test_a_process_killed_at_any_moment_leaves_every_committed_ply(
+    tmp_path: Path, after: int
+) -> None:
+    folder = tmp_path / "run"
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder), str(Path(__file__).parent)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert writer.stdout is not None
+    seen = -1
+    for line in writer.stdout:
+        seen = int(line)
+        if seen >= after:
+            writer.send_signal(signal.SIGKILL)
+            break
+    rest = writer.stdout.read().split("\n")
+    writer.stdout.close()
+    writer.wait()
+    seen = max([seen, *(int(line) for line in rest if line.isdecimal())])
+    plies = [row.ply for row in read(folder).plies]
+    assert plies == list(range(len(plies)))
+    assert len(plies) > seen

@@ -1,0 +1,212 @@
+"""Deaths of every part of a real run on real vLLM: nothing committed is lost, nobody pays for it.
+
+One run per test, driven as a person drives it: by the command line and by signals.
+"""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from arena.store import Records, read
+from serving.process import group_members
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (cpu or gpu extra)"
+    ),
+]
+
+CONFIG = """
+name = "faults"
+seed = 3
+[engines.main]
+kind = "vllm"
+model = "smollm2-135m"
+max_concurrent = 4
+[[agents]]
+name = "one"
+kind = "llm"
+engine = "main"
+[[agents]]
+name = "two"
+kind = "llm"
+engine = "main"
+[tournament]
+games = ["chess", "janggi"]
+parallel_matches = 4
+max_plies = {max_plies}
+[pace]
+move_period_seconds = {period}
+[faults]
+stall_seconds = {stall}
+restart_limit = 2
+"""
+
+
+@dataclass
+class Run:
+    """A run under way in a process of its own."""
+
+    folder: Path
+    config: Path
+    process: subprocess.Popen[str] | None = None
+
+    def arena(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "arena.cli", *arguments, "--view", "none"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self) -> None:
+        self.arena("run", str(self.config), "--out", str(self.folder))
+
+    def resume(self) -> None:
+        self.arena("resume", str(self.folder))
+
+    def records(self) -> Records:
+        return read(self.folder)
+
+    def num_plies(self) -> int:
+        if not (self.folder / "run.db").exists():
+            return 0
+        return len(self.records().plies)
+
+    def until(self, what: str, holds: Callable[[], bool], limit_s: float = 120.0) -> None:
+        """Wait for something that the run does by itself."""
+        assert self.process is not None
+        limit = time.monotonic() + limit_s
+        while not holds():
+            assert time.monotonic() < limit, f"waited {limit_s:g} s for {what}"
+            if self.process.poll() is not None:
+                pytest.fail(f"{what}: arena ended with {self.ended()}")
+            time.sleep(0.05)
+
+    def until_plies(self, more: int) -> int:
+        """Wait for that many more plies; the number there are then."""
+        wanted = self.num_plies() + more
+        self.until(f"{more} more plies", lambda: self.num_plies() >= wanted)
+        return self.num_plies()
+
+    def ended(self, limit_s: float = 150.0) -> tuple[int, str]:
+        """Exit code and stderr, once it has ended."""
+        assert self.process is not None
+        _, said = self.process.communicate(timeout=limit_s)
+        return self.process.returncode, said
+
+    def engine_group(self) -> int:
+        record = json.loads((self.folder / "engine-main.pid").read_text())
+        return int(record["pgid"])
+
+    def engine_processes(self) -> list[psutil.Process]:
+        return [psutil.Process(pid) for pid in group_members(self.engine_group())]
+
+
+def events(run: Run, kind: str) -> list[dict[str, Any]]:
+    return [json.loads(e.detail_json) for e in run.records().events if e.kind == kind]
+
+
+def make_run(folder: Path, *, max_plies: int, stall: float = 30.0, period: float = 0.3) -> Run:
+    config = folder / "faults.toml"
+    config.write_text(CONFIG.format(max_plies=max_plies, stall=stall, period=period))
+    return Run(folder / "run", config)
+
+
+@pytest.fixture
+def runs() -> Iterator[list[Run]]:
+    started: list[Run] = []
+    yield started
+    for run in started:
+        if run.process is not None and run.process.poll() is None:
+            run.process.kill()
+            run.process.communicate()
+        with suppress(OSError, ValueError, ProcessLookupError):
+            os.killpg(run.engine_group(), signal.SIGKILL)
+
+
+def assert_nobody_paid(run: Run) -> None:
+    """Every match ended by the rules or the ply cap, and no attempt failed by a player."""
+    held = run.records()
+    assert {row.state for row in held.matches} == {"finished"}
+    assert not {row.termination for row in held.matches} & {"forfeit", "flag_fall", "resignation"}
+    player_faults = {"illegal", "ambiguous", "unparsable", "empty", "truncated", "flag_fall"}
+    assert not player_faults & {a.fault for a in held.attempts}
+
+
+def test_arena_killed_then_worker_killed_then_finished(tmp_path: Path, runs: list[Run]) -> None:
+    run = make_run(tmp_path, max_plies=40)
+    runs.append(run)
+    run.start()
+    run.until_plies(8)
+    group = run.engine_group()
+    assert run.process is not None
+    before = run.records().plies
+    run.process.send_signal(signal.SIGKILL)
+    run.process.communicate()
+    limit = time.monotonic() + 5
+    while group_members(group) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert group_members(group) == []
+    committed = run.records().plies
+    assert set(before) <= set(committed)
+
+    run.resume()
+    run.until_plies(8)
+    workers = [p for p in run.engine_processes() if p.pid != run.engine_group()]
+    assert workers, "vLLM's own processes stand in the group"
+    max(workers, key=lambda process: process.memory_info().rss).kill()
+    code, said = run.ended()
+    assert code == 0, said
+    assert set(committed) <= set(run.records().plies)
+    assert [e["restarts"] for e in events(run, "engine_restarted")] == [1]
+    assert events(run, "match_suspended")
+    assert_nobody_paid(run)
+
+
+def test_frozen_engine_then_interrupts(tmp_path: Path, runs: list[Run]) -> None:
+    run = make_run(tmp_path, max_plies=200, stall=4.0)
+    runs.append(run)
+    run.start()
+    run.until_plies(8)
+    os.killpg(run.engine_group(), signal.SIGSTOP)
+    run.until("the engine to be called stalled", lambda: bool(events(run, "match_suspended")), 30)
+    plies = run.until_plies(8)
+    faults = {a.fault for a in run.records().attempts if a.fault}
+    assert faults == {"stalled"}
+    assert [e["restarts"] for e in events(run, "engine_restarted")] == [1]
+
+    group = run.engine_group()
+    assert run.process is not None
+    run.process.send_signal(signal.SIGINT)
+    code, said = run.ended()
+    assert code == 130, said
+    assert "arena resume" in said
+    assert group_members(group) == []
+    assert {row.state for row in run.records().matches} <= {"suspended", "scheduled", "finished"}
+    after_first = run.num_plies()
+    assert after_first >= plies
+
+    run.resume()
+    run.until_plies(4)
+    group = run.engine_group()
+    run.process.send_signal(signal.SIGINT)
+    run.process.send_signal(signal.SIGINT)
+    code, said = run.ended(20)
+    assert code == 130, said
+    assert group_members(group) == []
+    assert run.num_plies() >= after_first + 4
