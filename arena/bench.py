@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from arena import config as configs
-from arena import preflight, report, store, tournament
+from arena import preflight, report, runner, store, tournament
 from arena.config import RunConfig
 from arena.pace import Pacer
 from arena.progress import Progress
@@ -253,7 +253,8 @@ async def _play(
     watching = asyncio.create_task(_watch(lags, peak))
     if seconds is not None:
         asyncio.get_running_loop().call_later(seconds, pacer.stop)
-    await tournament.run(plan, opened, pacer, progress, SilentView())
+    with runner.logging_to(opened.folder, config.name):
+        await tournament.run(plan, opened, pacer, progress, SilentView())
     await opened.close()
     watching.cancel()
     wall, cpu = time.perf_counter() - began, time.process_time() - cpu

@@ -212,7 +212,7 @@ class Match:
             self._mark("suspended")
             self._store.event("match_suspended", {"match": self._spec.id, "why": why})
             self._progress.match_suspended()
-            self._log.warning("match_suspended", why=why)
+            self._log.info("match_suspended", why=why)
 
     def _resumed(self) -> None:
         away = self._store.clock.now() - self._suspended_at
@@ -250,7 +250,8 @@ class Match:
         self._row = replace(self._row, state="suspended", detail=why)
         await self._store.commit(self._row)
         self._progress.match_left()
-        self._log.warning("match_left", why=why, ply=self._position.ply)
+        tell = self._log.info if self._pacer.is_stopping else self._log.warning
+        tell("match_left", why=why, ply=self._position.ply)
         return self._row
 
     def _mark(self, state: str) -> None:

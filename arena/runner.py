@@ -90,7 +90,7 @@ async def _play(plan: Plan, opened: Store, view: View) -> Outcome:
     progress = Progress(len(plan.specs), finished, plan.config.slo.move_seconds)
     pacer = Pacer()
     failure = None
-    with _logging(folder, plan.config.name):
+    with logging_to(folder, plan.config.name):
         try:
             playing = tournament.run(plan, opened, pacer, progress, view)
             was_interrupted = await _interruptible(playing, pacer, progress, view)
@@ -167,7 +167,7 @@ def _versions() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _logging(folder: Path, run: str) -> Iterator[None]:
+def logging_to(folder: Path, run: str) -> Iterator[None]:
     """JSON lines in the run's log; warnings also as plain lines on stderr."""
     with (folder / LOG_FILE).open("a", encoding="utf-8") as file:
 

@@ -71,8 +71,9 @@ class RichView:
                 live.update(panel(progress.view()), refresh=True)
 
 
-def view_for(name: str, out: TextIO = sys.stderr) -> SilentView | PlainView | RichView:
-    """The view called "auto", "rich", "plain" or "none"; auto is rich on a terminal."""
+def view_for(name: str) -> SilentView | PlainView | RichView:
+    """The view on stderr called "auto", "rich", "plain" or "none"; auto is rich on a terminal."""
+    out = sys.stderr
     if name == "auto":
         name = "rich" if out.isatty() else "plain"
     if name == "none":

@@ -50,12 +50,12 @@ _Key = tuple[int, int, int, int, int, int, int, int, bool, int, int | None]
 
 _FIGURINES = {"♔♚": "K", "♕♛": "Q", "♖♜": "R", "♗♝": "B", "♘♞": "N", "♙♟": ""}
 _LOOKALIKES = str.maketrans(
-    dict.fromkeys("‐‑‒–—―−－", "-")
+    dict.fromkeys("‐‑‒–—―−－→", "-")
     | {"×": "x", "\u00a0": " ", "\ufe0e": "", "\ufe0f": ""}
     | {figure: letter for figures, letter in _FIGURINES.items() for figure in figures}
 )
 _NUMBER_BEFORE = re.compile(r"\d{1,3}\s*(?:\.{1,3}|…)\s*")
-_DECORATION = re.compile(r"(?:\s*(?:[+#!?]+|\be\.?\s?p\b\.?)|\.)+$")
+_DECORATION = re.compile(r"(?:\s*(?:[+#!?]+|(?<=\d)\s*e\.?\s?p\.?)|\.)+$")
 _BRACKETED_PROMOTION = re.compile(r"[(/]([A-Za-z])\)?$")
 _NULLS = frozenset({"--", "z0", "0000", "@@@@", "null", "pass", "(none)"})
 _TWO_SQUARES = re.compile(r"([a-h][1-8])\s*[-x:]?\s*([a-h][1-8])(?:=?([a-zA-Z]))?")
@@ -352,7 +352,10 @@ def _why_illegal(board: chess.Board, origin: int, target: int, promotion: str) -
     if piece.color != board.turn:
         return f"the {_name(piece)} on {_SQUARES[origin]} is your opponent's"
     if piece.piece_type == chess.KING and _is_castling_shape(board, origin, target):
-        return _why_not_castling(board, chess.square_file(target) > chess.square_file(origin))
+        is_kingside = chess.square_file(target) > chess.square_file(origin)
+        if board.chess960 and _is_castling_legal(board, is_kingside):
+            return "in Chess960 castling is written O-O or O-O-O, or as the king onto the rook"
+        return _why_not_castling(board, is_kingside)
     reason = _why_not_movement(board, origin, target)
     if reason is not None:
         return reason
@@ -381,6 +384,12 @@ def _is_castling_shape(board: chess.Board, origin: int, target: int) -> bool:
         return True
     is_home = origin in (chess.E1, chess.E8)
     return is_home and abs(chess.square_file(origin) - chess.square_file(target)) == 2
+
+
+def _is_castling_legal(board: chess.Board, is_kingside: bool) -> bool:
+    return any(
+        board.is_kingside_castling(move) == is_kingside for move in board.generate_castling_moves()
+    )
 
 
 def _why_not_castling(board: chess.Board, is_kingside: bool) -> str:
@@ -506,6 +515,13 @@ def _read_epd(text: str, is_chess960: bool) -> list[tuple[int, str, str]]:
     return entries
 
 
+class _QuietBuilder(chess.pgn.GameBuilder[chess.pgn.Game]):
+    """Keeps errors for the caller and logs nothing."""
+
+    def handle_error(self, error: Exception) -> None:
+        self.game.errors.append(error)
+
+
 def _read_pgn(text: str, is_chess960: bool) -> list[tuple[int, str, str]]:
     """(line, FEN, name) of the last mainline position of every game."""
     entries: list[tuple[int, str, str]] = []
@@ -514,7 +530,7 @@ def _read_pgn(text: str, is_chess960: bool) -> list[tuple[int, str, str]]:
         offset = handle.tell()
         offset += len(text[offset:]) - len(text[offset:].lstrip())
         number = text.count("\n", 0, offset) + 1
-        game = chess.pgn.read_game(handle)
+        game = chess.pgn.read_game(handle, Visitor=_QuietBuilder)
         if game is None:
             return entries
         if game.errors:
@@ -536,6 +552,7 @@ class Chess:
     side_names = SIDE_NAMES
     longest_move = "e7e8q"
     record_notation: NotationStyle = "san"
+    record_file = "games.pgn"
 
     def position(self, start: Start) -> ChessPosition:
         self._check_ruleset(start.ruleset)
@@ -597,8 +614,6 @@ class Chess:
         if not starts:
             raise ValueError(f"{path} holds no opening")
         return tuple(starts)
-
-    record_file = "games.pgn"
 
     def record(self, record: GameRecord) -> str:
         """PGN by python-chess's exporter; a quote or backslash in a header becomes ' or /."""

@@ -359,9 +359,8 @@ class JanggiPosition:
         board = self._boards[-1]
         if spoken.kind is not None and board[origin] and board[origin] & 7 != spoken.kind:
             found, said = PIECE_NAMES[board[origin] & 7], PIECE_NAMES[spoken.kind]
-            raise self._illegal(
-                text, f"the piece on {SQUARE_NAMES[origin]} is a {found}, not a {said}"
-            )
+            where = SQUARE_NAMES[origin]
+            raise self._illegal(text, f"on {where} stands the {found}, not the {said}")
         if origin == target == general_square(board, self.side):
             return self._legal_or_reason(PASS, text)
         return self._legal_or_reason(MOVE_TEXTS[origin][target], text)
@@ -434,6 +433,7 @@ class Janggi:
     side_names = SIDE_NAMES
     longest_move = "a10b10"
     record_notation: NotationStyle = "korean"
+    record_file = "games-janggi.txt"
 
     def position(self, start: Start) -> JanggiPosition:
         rules = RULESETS.get(start.ruleset)
@@ -489,8 +489,6 @@ class Janggi:
         if not starts:
             raise ValueError(f"{path} holds no opening")
         return tuple(starts)
-
-    record_file = "games-janggi.txt"
 
     def record(self, record: GameRecord) -> str:
         """Header lines, the start FEN among them, then `12. b1c3 02마83 {comment}` for every ply

@@ -1,6 +1,6 @@
 """A child process for what needs heavy libraries: `convert GGUF DIRECTORY`, `download HUB_ID`.
 
-Prints the resulting directory as its last line; on failure exits 1 with one line on stderr.
+Prints the resulting directory as its last line.
 """
 
 import os
@@ -37,20 +37,14 @@ def download(model: str) -> Path:
     )
 
 
-def main(arguments: list[str]) -> int:
-    try:
-        if arguments[0] == "convert":
-            place = convert(Path(arguments[1]), Path(arguments[2]))
-        else:
-            place = download(arguments[1])
-    # the libraries raise anything; the parent needs one line
-    except Exception as error:  # noqa: BLE001
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        sys.stderr.write(f"\n{type(error).__name__}: {first}\n")
-        return 1
+def main(arguments: list[str]) -> None:
+    """Do one job; what a library raises ends the process, and its last line tells the parent."""
+    if arguments[0] == "convert":
+        place = convert(Path(arguments[1]), Path(arguments[2]))
+    else:
+        place = download(arguments[1])
     sys.stdout.write(f"\n{place}\n")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -23,6 +23,8 @@ from typing import Any, Literal
 import structlog
 
 from serving.config import PACKAGED_MODEL, EngineConfigError
+from serving.process import last_error
+from serving.user_cache import bytecode_environment, cache_directory, cache_home
 
 MANIFEST = "boardfleet.json"
 FORMAT_VERSION = 1
@@ -205,7 +207,7 @@ def _is_offline() -> bool:
 
 
 def _hub_cached(model: str) -> Path | None:
-    home = Path(os.environ.get("HF_HOME") or _cache_home() / "huggingface")
+    home = Path(os.environ.get("HF_HOME") or cache_home() / "huggingface")
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     entry = hub / f"models--{model.replace('/', '--')}"
     try:
@@ -225,15 +227,11 @@ def _hub_snapshot(model: str) -> Path:
     return Path(_run_child("download", model))
 
 
-def _cache_home() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-
-
 def _cache_place(gguf: Path) -> Path:
     """By content: a reinstalled package or a second environment finds the same directory."""
     digest = _sha256(gguf)[:12]
     name = f"{gguf.stem}-{digest}-v{FORMAT_VERSION}"
-    return _cache_home() / "boardfleet" / "models" / name
+    return cache_directory("models") / name
 
 
 def _is_converted(gguf: Path) -> bool:
@@ -311,8 +309,8 @@ def _run_child(*arguments: str) -> str:
         text=True,
         check=False,
         stdin=subprocess.DEVNULL,
+        env={**os.environ, **bytecode_environment("transformers")},
     )
     if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise EngineConfigError(f"model {arguments[1]!r} cannot be had: {lines[-1]}")
+        raise EngineConfigError(f"model {arguments[1]!r} cannot be had: {last_error(done.stderr)}")
     return done.stdout.strip().splitlines()[-1]

@@ -7,6 +7,7 @@ arena's process vanishes, and a record on disk (`end_survivors`) when even the g
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ TERMINATE_GRACE_S = 1.5
 """Between asking a group to end and killing it."""
 
 _POLL_S = 0.05
+_UNINFORMATIVE = ("Engine core initialization failed", "See root cause", "cancelled")
 _START_TOLERANCE_S = 2.0
 
 
@@ -144,3 +146,14 @@ def _started_after(process: psutil.Process, record: ProcessRecord) -> bool:
         return in_session and process.create_time() > record.started - _START_TOLERANCE_S
     except (psutil.Error, ProcessLookupError):
         return False
+
+
+def last_error(output: str) -> str:
+    """The last line of a process's output that names an error, without what stands before the name;
+    else its last line."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    for line in reversed(lines):
+        found = re.search(r"\b([\w.]*(?:Error|Exception): .+)", line)
+        if found and not any(words in line for words in _UNINFORMATIVE):
+            return found[1][:400]
+    return lines[-1][:400] if lines else "it wrote nothing"

@@ -14,7 +14,13 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from serving.config import PACKAGED_MODEL, EngineConfig, EngineKind, EngineStart
+from serving.config import (
+    PACKAGED_MODEL,
+    EngineConfig,
+    EngineConfigError,
+    EngineKind,
+    EngineStart,
+)
 from serving.engine import (
     EngineDead,
     EngineLimits,
@@ -30,7 +36,7 @@ from serving.engine import (
     Usage,
 )
 from serving.models import check_model, resolve
-from serving.template import ModelTemplate, load_template
+from serving.template import ModelTemplate, TemplateError, load_template
 
 SNAPSHOT_PERIOD_S = 0.2
 
@@ -176,7 +182,10 @@ class ScriptedEngine:
         return EngineLimits(config.context_tokens, config.max_concurrent, config.max_queued)
 
     async def open(self) -> None:
-        await asyncio.to_thread(lambda: self.template)
+        try:
+            await asyncio.to_thread(lambda: self.template)
+        except (EngineConfigError, TemplateError) as error:
+            raise EngineDead(str(error), final=True) from error
 
     async def generate(self, request: Request) -> Reply:
         admitted = time.monotonic()

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from serving.engine import EngineDead, EngineError
-from serving.process import TERMINATE_GRACE_S, end_group, write_record
+from serving.process import TERMINATE_GRACE_S, end_group, last_error, write_record
 from serving.vllm_wire import decode, encode
 
 _GUARD_END_S = 3.0
 _LOG_TAIL_BYTES = 64_000
-_USELESS = ("Engine core initialization failed", "See root cause", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +34,15 @@ class HostStart:
 
     @property
     def log_file(self) -> Path:
-        return self.log_dir / f"engine-{self.name}.log"
+        return self.log_dir / f"engine-{self._file_name}.log"
 
     @property
     def record_file(self) -> Path:
-        return self.log_dir / f"engine-{self.name}.pid"
+        return self.log_dir / f"engine-{self._file_name}.pid"
+
+    @property
+    def _file_name(self) -> str:
+        return re.sub(r"[^\w.-]", "_", self.name)
 
 
 class HostLink(asyncio.Protocol):
@@ -135,22 +138,28 @@ async def spawn(start: HostStart, take: Callable[[str, list[Any]], None]) -> Hos
     lifeline, their_lifeline = socket.socketpair()
     ours.setblocking(False)
     lifeline.setblocking(False)
-    with theirs, their_lifeline, start.log_file.open("ab") as log:
-        descriptors = (theirs.fileno(), their_lifeline.fileno())
-        process = await asyncio.create_subprocess_exec(
-            *start.command,
-            *map(str, descriptors),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, **start.environment},
-            pass_fds=descriptors,
-            start_new_session=True,
-        )
-    write_record(start.record_file, process.pid)
     _, link = await asyncio.get_running_loop().create_connection(lambda: HostLink(take), sock=ours)
+    try:
+        with theirs, their_lifeline, start.log_file.open("ab") as log:
+            descriptors = (theirs.fileno(), their_lifeline.fileno())
+            process = await asyncio.create_subprocess_exec(
+                *start.command,
+                *map(str, descriptors),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **start.environment},
+                pass_fds=descriptors,
+                start_new_session=True,
+            )
+    except BaseException:
+        link.close()
+        lifeline.close()
+        raise
+    host = HostProcess(start, process, link, lifeline)
+    write_record(start.record_file, process.pid)
     link.send("start", start.arguments, list(start.warm_up_ids))
-    return HostProcess(start, process, link, lifeline)
+    return host
 
 
 async def wait_until_ready(
@@ -163,23 +172,17 @@ async def wait_until_ready(
     if ready.done() and not failed.done():
         return ready.result()
     if failed.done():
-        what = f"did not start: {await asyncio.to_thread(last_error, start.log_file)}"
+        what = f"did not start: {last_error(await asyncio.to_thread(log_tail, start.log_file))}"
     else:
         what = f"was not ready after {start.limit_s:g} s"
     raise EngineDead(f"engine {start.name} {what} (log: {start.log_file})")
 
 
-def last_error(log_file: Path) -> str:
-    """The last line of a log that names an error, else its last line; without the log's prefix."""
+def log_tail(log_file: Path) -> str:
+    """The last part of a log; empty where there is none."""
     try:
         with log_file.open("rb") as log:
             log.seek(max(0, log_file.stat().st_size - _LOG_TAIL_BYTES))
-            lines = log.read().decode("utf-8", "replace").splitlines()
-    except OSError as error:
-        return str(error)
-    lines = [line for line in lines if line.strip()]
-    for line in reversed(lines):
-        found = re.search(r"\b(\w*(?:Error|Exception): .+)", line)
-        if found and not any(words in line for words in _USELESS):
-            return found[1][:400]
-    return lines[-1][:400] if lines else "it wrote nothing"
+            return log.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -16,6 +16,7 @@ from pydantic import ByteSize, Field, model_validator
 from serving.config import PACKAGED_MODEL, EngineConfig, EngineConfigError, cpu_count
 from serving.models import ModelShape, check_model, local_directory, shape_of
 from serving.template import TemplateError, load_template
+from serving.user_cache import bytecode_environment
 
 CPU_BLOCK_TOKENS = 32
 """vLLM's CPU attention wants multiples of 32; its default of 128 would never hit short prefixes."""
@@ -178,6 +179,7 @@ def engine_environment(
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        **bytecode_environment("vllm"),
     }
     if device == "cpu":
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"

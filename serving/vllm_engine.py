@@ -6,12 +6,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any
 
 import structlog
 
-from serving.config import EngineKind, EngineStart
+from serving.config import EngineConfigError, EngineKind, EngineStart
 from serving.engine import (
     EngineDead,
     EngineError,
@@ -31,7 +32,7 @@ from serving.engine import (
     Usage,
 )
 from serving.models import ResolvedModel, resolve, shape_of
-from serving.template import ModelTemplate, load_template
+from serving.template import ModelTemplate, TemplateError, load_template
 from serving.vllm_child import HostProcess, HostStart, spawn, wait_until_ready
 from serving.vllm_config import (
     VllmConfig,
@@ -129,18 +130,19 @@ class VllmEngine:
         return self._host.pgid if self._host else None
 
     async def open(self) -> None:
-        """Ready to generate, the first step behind it; raises EngineDead or EngineConfigError."""
-        await asyncio.to_thread(lambda: self.template)
-        self._host_start = self._plan_start()
+        """Ready to generate, the first step behind it; raises EngineDead."""
         try:
+            self._host_start = await asyncio.to_thread(self._plan_start)
             await self._start_host()
-        except EngineDead as error:
+        except (EngineDead, EngineConfigError, TemplateError) as error:
             self._final = EngineDead(str(error), final=True)
             raise self._final from error
         self._tasks = [
             asyncio.create_task(self._supervise()),
             asyncio.create_task(self._watch_progress()),
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._guard_ended)
 
     async def generate(self, request: Request) -> Reply:
         if not isinstance(request.prompt, TokenPrompt):
@@ -207,7 +209,10 @@ class VllmEngine:
         assert self._host_start is not None
         self._ready = asyncio.get_running_loop().create_future()
         begun = time.monotonic()
-        host = await spawn(self._host_start, self._take)
+        try:
+            host = await spawn(self._host_start, self._take)
+        except OSError as error:
+            raise EngineDead(f"engine {self.name} cannot be started: {error}") from error
         try:
             self.version = await wait_until_ready(host, self._ready, self._host_start)
         except BaseException:
@@ -270,11 +275,11 @@ class VllmEngine:
         while True:
             await self._serving.wait()
             if self._final is not None:
-                raise self._final
+                raise copy(self._final)
             if self._host is not None and not self._host.link.failed.done():
                 return self._host
-            # failed, and the supervisor has not run yet
-            await asyncio.sleep(0)
+            # failed; the supervisor, about to run, opens the way again
+            self._serving.clear()
 
     def _ask(self, host: HostProcess, request: Request) -> _Pending:
         loop = asyncio.get_running_loop()
@@ -379,7 +384,14 @@ class VllmEngine:
 
     def _fail_pending(self, error: EngineError) -> None:
         for pending in list(self._pending.values()):
-            pending.fail(error)
+            pending.fail(copy(error))
+
+    def _guard_ended(self, task: asyncio.Task[None]) -> None:
+        """Without supervisor and watchdog nothing would ever answer: say so."""
+        if not task.cancelled() and (cause := task.exception()) is not None:
+            self._final = EngineDead(f"engine {self.name}: {cause!r}", final=True)
+            self._fail_pending(self._final)
+            self._serving.set()
 
 
 class _Telemetry:

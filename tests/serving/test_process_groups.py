@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from serving import end_survivors
-from serving.process import end_group, group_members, write_record
+from serving.process import end_group, group_members, last_error, write_record
 
 STUBBORN = (
     "import signal, subprocess, sys, time\n"
@@ -133,3 +133,20 @@ def read_number(file: Path) -> int:
         assert time.monotonic() - begun < 60
         time.sleep(0.05)
     return int(file.read_text())
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        ("", "it wrote nothing"),
+        ("bye\n\n", "bye"),
+        ("(Worker) ERROR x.py:3 MemoryError: no room\nlater\n", "MemoryError: no room"),
+        (
+            "ValueError: 9 blocks are too few\nRuntimeError: Engine core initialization failed.\n",
+            "ValueError: 9 blocks are too few",
+        ),
+        ("a.b.HubError: no such model\n", "a.b.HubError: no such model"),
+    ],
+)
+def test_the_reason_is_found_in_a_processs_output(output: str, line: str) -> None:
+    assert last_error(output) == line

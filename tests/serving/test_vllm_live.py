@@ -40,11 +40,11 @@ pytestmark = [
     pytest.mark.live,
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
     pytest.mark.usefixtures("model_directory"),
 ]
 
+IN_MODULE_LOOP = pytest.mark.asyncio(loop_scope="module")
 SYSTEM = " ".join(f"Rule {n}: a piece moves as it always moved." for n in range(20))
 MOVES = tuple(a + b for a in ("e2", "d2", "g1", "b1") for b in ("e4", "d4", "f3", "c3", "a10"))
 TABLE = {"kind": "vllm", "max_concurrent": 8, "max_queued": 8, "context_tokens": 1024}
@@ -145,6 +145,7 @@ async def play(engine: Limited, match_id: str, plies: int) -> list[Reply]:
     return replies
 
 
+@IN_MODULE_LOOP
 async def test_constrained_answers_are_obeyed_and_prefixes_are_shared(engine: Limited) -> None:
     assert await engine.reset_prefix_cache()
     await engine.generate(request(engine, ()))
@@ -168,6 +169,7 @@ async def test_constrained_answers_are_obeyed_and_prefixes_are_shared(engine: Li
     assert max(together) > 1.5
 
 
+@IN_MODULE_LOOP
 async def test_steps_are_reported_with_occupancy_and_totals(engine: Limited) -> None:
     seen: list[EngineSnapshot] = []
 
@@ -191,6 +193,7 @@ async def test_steps_are_reported_with_occupancy_and_totals(engine: Limited) -> 
     assert 0 < max(snapshot.kv_usage or 0 for snapshot in seen) <= 1
 
 
+@IN_MODULE_LOOP
 async def test_the_same_seed_draws_the_same_move(engine: Limited) -> None:
     replies = await asyncio.gather(
         *(engine.generate(request(engine, ("e2e4",), match_id=f"d{n}")) for n in range(3))
@@ -198,6 +201,7 @@ async def test_the_same_seed_draws_the_same_move(engine: Limited) -> None:
     assert len({reply.text for reply in replies}) == 1
 
 
+@IN_MODULE_LOOP
 async def test_a_prompt_beyond_the_context_is_rejected(engine: Limited) -> None:
     rng = random.Random(0)
     ids = tuple(rng.randrange(10, 40_000) for _ in range(1200))
@@ -205,6 +209,7 @@ async def test_a_prompt_beyond_the_context_is_rejected(engine: Limited) -> None:
         await engine.generate(request(engine, (), ids=ids))
 
 
+@IN_MODULE_LOOP
 async def test_a_free_answer_is_cut_at_its_deadline_with_its_text(engine: Limited) -> None:
     asked = request(engine, (), choices=None, max_tokens=700, deadline_s=2.0)
     reply = await engine.generate(asked)
@@ -213,6 +218,7 @@ async def test_a_free_answer_is_cut_at_its_deadline_with_its_text(engine: Limite
     assert reply.text
 
 
+@IN_MODULE_LOOP
 async def test_cancelling_aborts_in_the_engine(engine: Limited) -> None:
     asking = asyncio.create_task(
         engine.generate(request(engine, ("e2e4",), choices=None, max_tokens=700))
@@ -223,10 +229,11 @@ async def test_cancelling_aborts_in_the_engine(engine: Limited) -> None:
         await asking
     # vLLM refuses a reset while anything is unfinished
     async with asyncio.timeout(5):
-        while not await engine.reset_prefix_cache():
+        while not await engine.reset_prefix_cache():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
+@IN_MODULE_LOOP
 async def test_a_killed_worker_costs_the_requests_in_flight_and_a_restart(engine: Limited) -> None:
     pgid = embedded(engine).pgid
     assert pgid is not None
@@ -242,6 +249,7 @@ async def test_a_killed_worker_costs_the_requests_in_flight_and_a_restart(engine
     assert group_members(pgid) == []
 
 
+@IN_MODULE_LOOP
 async def test_a_frozen_engine_process_is_called_stalled(engine: Limited) -> None:
     """Only vLLM's own process stops; the host that speaks to us goes on."""
     pgid = embedded(engine).pgid
