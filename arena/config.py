@@ -440,7 +440,11 @@ def _describe(title: str, model: type[BaseModel]) -> str:
     for name, field in model.model_fields.items():
         if isinstance(field.default, Section):
             continue
-        default = "required" if field.is_required() else _default_text(field.get_default(call_default_factory=True))
+        default = (
+            "required"
+            if field.is_required()
+            else _default_text(field.get_default(call_default_factory=True))
+        )
         meaning = (field.description or "").replace("|", "\\|")
         lines.append(f"| `{name}` | {default} | {meaning} |")
     return "\n".join(lines)

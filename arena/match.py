@@ -8,7 +8,7 @@ import random
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import structlog
 
@@ -107,10 +107,10 @@ class Match:
     def _begin(self) -> None:
         now = self._store.clock.now()
         if self._row.started is None:
-            self._row = replace(self._row, started=now)
+            self._row = self._row._replace(started=now)
         elif self._last_done is not None:
             away = now - self._last_done
-            self._row = replace(self._row, suspended_s=self._row.suspended_s + away)
+            self._row = self._row._replace(suspended_s=self._row.suspended_s + away)
         self._mark("running")
         self._ready = time.monotonic()
         self._progress.match_began()
@@ -216,7 +216,7 @@ class Match:
 
     def _resumed(self) -> None:
         away = self._store.clock.now() - self._suspended_at
-        self._row = replace(self._row, suspended_s=self._row.suspended_s + away)
+        self._row = self._row._replace(suspended_s=self._row.suspended_s + away)
         self._mark("running")
         self._store.event("match_resumed", {"match": self._spec.id, "away_s": away})
         self._progress.match_resumed()
@@ -225,8 +225,7 @@ class Match:
 
     async def _finish(self, result: Result) -> MatchRow:
         first, second = result.scores or (None, None)
-        self._row = replace(
-            self._row,
+        self._row = self._row._replace(
             state="finished",
             winner=result.winner,
             termination=result.termination.value,
@@ -247,7 +246,7 @@ class Match:
 
     async def _leave(self, why: str) -> MatchRow:
         """Leave the match unfinished, so that `resume` goes on from its last committed ply."""
-        self._row = replace(self._row, state="suspended", detail=why)
+        self._row = self._row._replace(state="suspended", detail=why)
         await self._store.commit(self._row)
         self._progress.match_left()
         tell = self._log.info if self._pacer.is_stopping else self._log.warning
@@ -255,7 +254,7 @@ class Match:
         return self._row
 
     def _mark(self, state: str) -> None:
-        self._row = replace(self._row, state=state, detail=None)  # type: ignore[arg-type]
+        self._row = self._row._replace(state=state, detail=None)  # type: ignore[arg-type]
         self._store.add(self._row)
 
     @property

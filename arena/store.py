@@ -17,12 +17,11 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import astuple, dataclass, fields
-from operator import attrgetter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 SCHEMA_VERSION = 1
 
@@ -66,8 +65,7 @@ class StoreError(Exception):
     """A run folder cannot be used; the message is one line that names it and the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class MatchRow:
+class MatchRow(NamedTuple):
     """A match as it stands. `number` is its place in the schedule."""
 
     id: str
@@ -90,8 +88,7 @@ class MatchRow:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class PlyRow:
+class PlyRow(NamedTuple):
     """A move that counts. `ready`: the opponent's was committed; `done`: this one was chosen."""
 
     match_id: str
@@ -106,8 +103,7 @@ class PlyRow:
     done: float
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRow:
+class AttemptRow(NamedTuple):
     """One question to an engine and what came of it."""
 
     request_id: str
@@ -135,8 +131,7 @@ class AttemptRow:
     replica: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """An engine's snapshot, standing for `steps` of them. Counters are totals since the process
     that plays the run opened the engine."""
 
@@ -156,8 +151,7 @@ class SampleRow:
     rejected: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class EventRow:
+class EventRow(NamedTuple):
     """Something that happened to the run: an engine died, a match was suspended."""
 
     at: float
@@ -165,8 +159,7 @@ class EventRow:
     detail_json: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunRow:
+class RunRow(NamedTuple):
     """What the run is: its config and the versions that played it."""
 
     id: str
@@ -176,7 +169,7 @@ class RunRow:
     versions_json: str
 
 
-_T = TypeVar("_T")
+_T = TypeVar("_T", bound=NamedTuple)
 
 Row = MatchRow | PlyRow | AttemptRow | SampleRow | EventRow
 
@@ -190,16 +183,13 @@ _TABLES: dict[type[Row], str] = {
 
 
 def _insert(row: type[Row]) -> str:
-    names = [field.name for field in fields(row)]
+    names = row._fields
     picked = ", ".join(f"value ->> {index}" for index in range(len(names)))
     verb = "INSERT" if row is PlyRow else "INSERT OR REPLACE"
     return f"{verb} INTO {_TABLES[row]}({', '.join(names)}) SELECT {picked} FROM json_each(?)"
 
 
 _INSERTS = {row: _insert(row) for row in _TABLES}
-_VALUES: dict[type[Row], Callable[[Row], tuple[Any, ...]]] = {
-    row: attrgetter(*(field.name for field in fields(row))) for row in _TABLES
-}
 
 
 def storable(text: str) -> str:
@@ -232,7 +222,7 @@ class Store:
         self.folder = folder
         self.clock = clock
         self._lock = lock
-        self._rows: dict[type[Row], list[tuple[Any, ...]]] = {}
+        self._rows: dict[type[Row], list[Row]] = {}
         self._waiters: list[asyncio.Future[None]] = []
         self._writing: list[asyncio.Future[None]] = []
         self._loop = asyncio.get_running_loop()
@@ -259,8 +249,8 @@ class Store:
         with closing(sqlite3.connect(partial, isolation_level=None)) as db:
             db.executescript(_SCHEMA)
             db.execute("BEGIN")
-            db.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?)", astuple(run))
-            rows = json.dumps([astuple(match) for match in matches])
+            db.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?)", run)
+            rows = json.dumps(list(matches))
             db.execute(_INSERTS[MatchRow], (rows,))
             db.execute("COMMIT")
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -308,7 +298,7 @@ class Store:
         with self._wake:
             for row in rows:
                 kind = type(row)
-                self._rows.setdefault(kind, []).append(_VALUES[kind](row))
+                self._rows.setdefault(kind, []).append(row)
             if waiter is not None:
                 self._waiters.append(waiter)
             self._wake.notify()
@@ -451,9 +441,7 @@ def read(folder: Path) -> Records:
         )
 
 
-def _select(
-    db: sqlite3.Connection, row: Callable[..., _T], table: str, order: str
-) -> tuple[_T, ...]:
-    names = ", ".join(field.name for field in fields(row))  # type: ignore[arg-type]
+def _select(db: sqlite3.Connection, row: type[_T], table: str, order: str) -> tuple[_T, ...]:
+    names = ", ".join(row._fields)
     rows = db.execute(f"SELECT {names} FROM {table} ORDER BY {order}")
-    return tuple(row(*values) for values in rows)
+    return tuple(map(row._make, rows))

@@ -1,4 +1,5 @@
-"""Janggi (Korean chess) after the rules in `docs` and the Korean sources they name.
+"""Janggi (Korean chess), from descriptions of the rules: the Korean association's Tokyo branch and
+notation (third revision), Wikipedia, janggi.pl and the PyChess guide.
 
 The side to move may pass unless in check. Facing generals (bikjang) must be parted at once, or
 accepted with a pass, which ends the game. Rule sets differ in bikjang, points and repetition.

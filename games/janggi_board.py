@@ -382,11 +382,6 @@ def legal_moves(board: Board, side: Side) -> list[str]:
     return moves
 
 
-def is_movement(board: Board, origin: int, target: int, side: Side) -> bool:
-    """Whether the piece of `side` on `origin` moves so, check left aside."""
-    return target in _targets(board, origin, side)
-
-
 def points(board: Board, side: Side) -> int:
     """Points of the pieces of one side, Han's 1.5 for moving second left aside."""
     return sum(POINTS[kind] * board.count(kind + HAN * side) for kind in range(GUARD, SOLDIER + 1))

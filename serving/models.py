@@ -312,5 +312,9 @@ def _run_child(*arguments: str) -> str:
         env={**os.environ, **bytecode_environment("transformers")},
     )
     if done.returncode != 0:
-        raise EngineConfigError(f"model {arguments[1]!r} cannot be had: {last_error(done.stderr)}")
+        remedy = "; is the hub reachable? A model directory needs none"
+        raise EngineConfigError(
+            f"model {arguments[1]!r} cannot be had: {last_error(done.stderr)}"
+            f"{remedy if arguments[0] == 'download' else ''}"
+        )
     return done.stdout.strip().splitlines()[-1]

@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -19,6 +20,15 @@ import psutil
 
 TERMINATE_GRACE_S = 1.5
 """Between asking a group to end and killing it."""
+
+TRACKER_LIMIT_S = 2.0
+"""Python's resource trackers have so long to remove what killed processes left."""
+
+SCRATCH_PREFIX = "boardfleet-engine-"
+"""Of directories for an engine's temporary files, which are removed with it."""
+
+_GUARD_GRACE_S = 1.0
+_KILL_LIMIT_S = 30.0
 
 _POLL_S = 0.05
 _UNINFORMATIVE = ("Engine core initialization failed", "See root cause", "cancelled")
@@ -32,6 +42,8 @@ class ProcessRecord:
     pgid: int
     started: float
     """Seconds since the epoch, as the system counts it."""
+    scratch: Path
+    """Its directory of temporary files."""
 
 
 def group_members(pgid: int) -> list[int]:
@@ -55,22 +67,62 @@ def signal_group(pgid: int, number: signal.Signals) -> None:
         os.killpg(pgid, number)
 
 
+def kill_step(pgid: int, elapsed_s: float) -> bool:
+    """One step towards a group without members; True once there are none.
+
+    Kills all but Python's resource trackers, which then remove the shared memory that the others
+    left, and end by themselves; after `TRACKER_LIMIT_S` they are killed too.
+    """
+    members = list(_members(pgid))
+    trackers = [process for process in members if _is_tracker(process)]
+    # first: a stopped group whose leader dies gets SIGHUP, which a tracker does not survive
+    for process in trackers:
+        _signal(process.pid, signal.SIGCONT if elapsed_s < TRACKER_LIMIT_S else signal.SIGKILL)
+    for process in members:
+        if process not in trackers:
+            _signal(process.pid, signal.SIGKILL)
+    return not members
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    try:
+        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+    except psutil.Error:
+        return False
+
+
 async def end_group(pgid: int, *, grace_s: float = TERMINATE_GRACE_S) -> None:
     """End every process of a group: ask, wait `grace_s`, kill, and wait until none is left."""
     if grace_s:
         signal_group(pgid, signal.SIGTERM)
         limit = time.monotonic() + grace_s
-        while time.monotonic() < limit:
-            if not await asyncio.to_thread(group_members, pgid):
-                return
+        while time.monotonic() < limit and await asyncio.to_thread(_is_populated, pgid):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
-    while await asyncio.to_thread(group_members, pgid):
-        signal_group(pgid, signal.SIGKILL)
-        await asyncio.sleep(_POLL_S)
+    await asyncio.to_thread(kill_group, pgid)
 
 
-def guard_group(lifeline: int) -> None:
-    """Fork a guard that ends the caller's process group when the other end of `lifeline` closes.
+def _is_populated(pgid: int) -> bool:
+    return bool(group_members(pgid))
+
+
+def kill_group(pgid: int) -> None:
+    """Kill every process of a group and block until none is left.
+
+    One that the system cannot kill (stuck in a driver) is left after `_KILL_LIMIT_S`.
+    """
+    begun = time.monotonic()
+    while not kill_step(pgid, elapsed := time.monotonic() - begun) and elapsed < _KILL_LIMIT_S:
+        time.sleep(_POLL_S)
+
+
+def guard_group(lifeline: int, scratch: str | None = None) -> None:
+    """Fork a guard that ends the caller's process group when the other end of `lifeline` closes,
+    and then removes the directory `scratch`.
 
     `lifeline` is a socket's descriptor; the guard alone keeps it, so the other end sees the guard
     go. Call this before any thread is started. The guard has its own session: it works while the
@@ -89,35 +141,42 @@ def guard_group(lifeline: int) -> None:
         while os.read(0, 1):
             pass
     signal_group(pgid, signal.SIGTERM)
-    limit = time.monotonic() + TERMINATE_GRACE_S
+    limit = time.monotonic() + _GUARD_GRACE_S
     while time.monotonic() < limit and group_members(pgid):
         time.sleep(_POLL_S)
-    signal_group(pgid, signal.SIGKILL)
+    kill_group(pgid)
+    if scratch is not None:
+        shutil.rmtree(scratch, ignore_errors=True)
     os._exit(0)
 
 
-def write_record(file: Path, pid: int) -> None:
-    """Record a group leader for `end_survivors`."""
-    started = psutil.Process(pid).create_time()
+def write_record(file: Path, pid: int, scratch: Path) -> None:
+    """Record a group leader and its directory of temporary files for `end_survivors`."""
+    content = {
+        "pgid": pid,
+        "started": psutil.Process(pid).create_time(),
+        "scratch": str(scratch),
+    }
     beside = file.with_suffix(".new")
-    beside.write_text(json.dumps({"pgid": pid, "started": started}), encoding="utf-8")
+    beside.write_text(json.dumps(content), encoding="utf-8")
     beside.replace(file)
 
 
 def end_survivors(log_dir: Path) -> list[int]:
     """Kill the engine groups that a former arena left in `log_dir`'s records; their numbers.
 
-    Blocks until they are gone. Records are removed; one that names another process by now is only
-    removed.
+    Blocks until they are gone. Records and temporary files are removed; a record that names another
+    process by now ends nothing.
     """
     ended = []
     for file in sorted(log_dir.glob("engine-*.pid")):
         record = _read_record(file)
-        if record is not None and _is_alive(record):
-            ended.append(record.pgid)
-            while group_members(record.pgid):
-                signal_group(record.pgid, signal.SIGKILL)
-                time.sleep(_POLL_S)
+        if record is not None:
+            if _is_alive(record):
+                ended.append(record.pgid)
+                kill_group(record.pgid)
+            if record.scratch.name.startswith(SCRATCH_PREFIX):
+                shutil.rmtree(record.scratch, ignore_errors=True)
         file.unlink(missing_ok=True)
     return ended
 
@@ -125,7 +184,9 @@ def end_survivors(log_dir: Path) -> list[int]:
 def _read_record(file: Path) -> ProcessRecord | None:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        return ProcessRecord(int(content["pgid"]), float(content["started"]))
+        return ProcessRecord(
+            int(content["pgid"]), float(content["started"]), Path(content["scratch"])
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import re
+import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from serving.engine import EngineDead, EngineError
-from serving.process import TERMINATE_GRACE_S, end_group, last_error, write_record
+from serving.process import (
+    SCRATCH_PREFIX,
+    TERMINATE_GRACE_S,
+    end_group,
+    last_error,
+    write_record,
+)
 from serving.vllm_wire import decode, encode
 
 _GUARD_END_S = 3.0
@@ -107,8 +115,10 @@ class HostProcess:
         process: asyncio.subprocess.Process,
         link: HostLink,
         lifeline: socket.socket,
+        scratch: Path,
     ) -> None:
         self._start = start
+        self._scratch = scratch
         self._process = process
         self._lifeline = lifeline
         self.link = link
@@ -128,12 +138,16 @@ class HostProcess:
             async with asyncio.timeout(_GUARD_END_S):
                 await asyncio.get_running_loop().sock_recv(self._lifeline, 1)
         self._lifeline.close()
+        await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
         self._start.record_file.unlink(missing_ok=True)
 
 
 async def spawn(start: HostStart, take: Callable[[str, list[Any]], None]) -> HostProcess:
     """Start the host's process; `take` is called with every message from it but `dead`."""
     start.log_dir.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))
+    # sockets and rendezvous files of killed processes would stay for ever
+    temporary = {"TMPDIR": str(scratch), "VLLM_RPC_BASE_PATH": str(scratch)}
     ours, theirs = socket.socketpair()
     lifeline, their_lifeline = socket.socketpair()
     ours.setblocking(False)
@@ -148,16 +162,17 @@ async def spawn(start: HostStart, take: Callable[[str, list[Any]], None]) -> Hos
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **start.environment},
+                env={**os.environ, **temporary, **start.environment},
                 pass_fds=descriptors,
                 start_new_session=True,
             )
     except BaseException:
         link.close()
         lifeline.close()
+        shutil.rmtree(scratch, ignore_errors=True)
         raise
-    host = HostProcess(start, process, link, lifeline)
-    write_record(start.record_file, process.pid)
+    host = HostProcess(start, process, link, lifeline, scratch)
+    write_record(start.record_file, process.pid, scratch)
     link.send("start", start.arguments, list(start.warm_up_ids))
     return host
 

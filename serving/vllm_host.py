@@ -3,13 +3,14 @@
 Both arguments are inherited file descriptors. The only module that knows vllm.
 """
 
+import os
 import sys
 
 from serving.process import guard_group
 
 if __name__ == "__main__":
     # before vllm is imported: that takes seconds, starts threads, and the arena may die meanwhile
-    guard_group(int(sys.argv[2]))
+    guard_group(int(sys.argv[2]), os.environ.get("TMPDIR"))
 
 import asyncio
 import contextlib

@@ -6,7 +6,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,7 +85,7 @@ def attempt_row(ply: int) -> AttemptRow:
 async def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "run", RUN, [match_row()])
     sample = SampleRow("main", 1.0, "per_step", 1, None, 1, 0, 4, 40, 0.5, 100, 90, 0, 0)
-    running = replace(match_row(), state="running", started=0.25)
+    running = match_row()._replace(state="running", started=0.25)
     store.add(sample, running)
     await store.commit(ply_row(0), attempt_row(0))
     store.event("note", {"quote": 'a "b"', "한": 1})

@@ -99,5 +99,5 @@ class FakeHost:
 
 
 if __name__ == "__main__":
-    guard_group(int(sys.argv[3]))
+    guard_group(int(sys.argv[3]), os.environ["TMPDIR"])
     FakeHost(sys.argv[1], socket.socket(fileno=int(sys.argv[2]))).serve()

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
 
 from serving import end_survivors
-from serving.process import end_group, group_members, last_error, write_record
+from serving.process import SCRATCH_PREFIX, end_group, group_members, last_error, write_record
 
 STUBBORN = (
     "import signal, subprocess, sys, time\n"
@@ -77,7 +78,9 @@ async def test_a_group_that_will_not_end_is_killed(stopped: bool) -> None:
 
 def test_survivors_are_ended_and_their_records_removed(tmp_path: Path) -> None:
     process = stubborn()
-    write_record(tmp_path / "engine-main.pid", process.pid)
+    scratch = tmp_path / f"{SCRATCH_PREFIX}1"
+    scratch.mkdir()
+    write_record(tmp_path / "engine-main.pid", process.pid, scratch)
     assert end_survivors(tmp_path) == [process.pid]
     assert group_members(process.pid) == []
     process.wait()
@@ -87,18 +90,21 @@ def test_survivors_are_ended_and_their_records_removed(tmp_path: Path) -> None:
 
 def test_survivors_without_their_leader_are_ended(tmp_path: Path) -> None:
     process = stubborn()
-    write_record(tmp_path / "engine-main.pid", process.pid)
+    scratch = tmp_path / f"{SCRATCH_PREFIX}1"
+    scratch.mkdir()
+    write_record(tmp_path / "engine-main.pid", process.pid, scratch)
     process.kill()
     process.wait()
     assert len(group_members(process.pid)) == 1
     assert end_survivors(tmp_path) == [process.pid]
     assert group_members(process.pid) == []
+    assert not scratch.exists()
 
 
 def test_another_process_of_that_number_is_spared(tmp_path: Path) -> None:
     process = stubborn()
     try:
-        record = {"pgid": process.pid, "started": time.time() - 3600}
+        record = {"pgid": process.pid, "started": time.time() - 3600, "scratch": "keep"}
         (tmp_path / "engine-main.pid").write_text(json.dumps(record))
         (tmp_path / "engine-torn.pid").write_text("{")
         assert end_survivors(tmp_path) == []
@@ -124,6 +130,32 @@ def test_kill_9_of_the_arena_leaves_no_engine_process(tmp_path: Path, behaviour:
         arena.kill()
         arena.wait()
         assert wait_until_gone(pgid, 5.0) < 5.0
+
+
+SHARER = (
+    "import time\n"
+    "from multiprocessing.shared_memory import SharedMemory\n"
+    "memory = SharedMemory(create=True, size=4096)\n"
+    "print(memory.name, flush=True)\n"
+    "time.sleep(1000)\n"
+)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_shared_memory_of_a_killed_group_is_removed(stopped: bool) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SHARER, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    name = (await process.stdout.readline()).decode().strip()
+    assert len(group_members(process.pid)) == 2
+    if stopped:
+        os.killpg(process.pid, signal.SIGSTOP)
+    await end_group(process.pid, grace_s=0)
+    assert group_members(process.pid) == []
+    with pytest.raises(FileNotFoundError):
+        SharedMemory(name)
+    await process.wait()
 
 
 def read_number(file: Path) -> int:
