@@ -163,7 +163,7 @@ def _overhead_cell(game: str) -> dict[str, Any]:
         [game], pairs=64, parallel=64, max_plies=100, period=0.0, latency=0.0, name="overhead"
     )
     with tempfile.TemporaryDirectory() as folder:
-        wall, cpu, plies, rss, _ = asyncio.run(_play(config, Path(folder), None))
+        wall, cpu, plies, rss, _ = runner.run_loop(_play(config, Path(folder), None))
     return {
         "plies_per_s": plies / wall,
         "cpu_ms_per_ply": cpu / plies * 1000,
@@ -185,7 +185,7 @@ def _pace_cell(seats: int, seconds: float) -> dict[str, Any]:
         name="pace",
     )
     with tempfile.TemporaryDirectory() as folder:
-        _, _, _, rss, lags = asyncio.run(_play(config, Path(folder), seconds))
+        _, _, _, rss, lags = runner.run_loop(_play(config, Path(folder), seconds))
         held = store.read(Path(folder) / "run")
     built = report.build(held)
     return {

@@ -1,7 +1,6 @@
 """What each `arena` command does. Each takes the parsed command line and returns an exit code."""
 
 import argparse
-import asyncio
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -20,13 +19,13 @@ def _run(parsed: argparse.Namespace) -> int:
     config = configs.load(parsed.config, parsed.set)
     view = terminal.view_for(parsed.view)
     folder = parsed.out or runner.new_folder(config)
-    outcome = asyncio.run(runner.start(config, folder, view, replace=parsed.replace))
+    outcome = runner.run_loop(runner.start(config, folder, view, replace=parsed.replace))
     return _conclude(folder, outcome)
 
 
 def _resume(parsed: argparse.Namespace) -> int:
     view = terminal.view_for(parsed.view)
-    return _conclude(parsed.dir, asyncio.run(runner.resume(parsed.dir, view)))
+    return _conclude(parsed.dir, runner.run_loop(runner.resume(parsed.dir, view)))
 
 
 def _conclude(folder: Path, outcome: runner.Outcome) -> int:

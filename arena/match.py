@@ -78,20 +78,21 @@ class Match:
         self._rules, self._store, self._pacer, self._progress = rules, store, pacer, progress
         self._row = past.row
         self._made = tuple(past.attempts)
-        self._last_done = past.plies[-1].done if past.plies else past.row.started
-        self._position: Position = game.position(spec.start)
-        for ply in past.plies:
-            self._position = self._position.play(ply.move)
+        self._past = past
         self._paces = tuple(
             SeatPace(rules.move_period_seconds, f"{rules.seed}/{spec.id}/{side}") for side in (0, 1)
         )
-        self._backoff = random.Random(f"backoff/{rules.seed}/{spec.id}")
+        self._dice = random.Random(f"{rules.seed}/{spec.id}")
+        # matches that start together do not stay in step
+        self._offset = self._dice.uniform(0, rules.move_period_seconds)
         self._ready = 0.0
         self._log = log.bind(match=spec.id)
 
     async def play(self) -> MatchRow:
         """The match's row when it ended, or when it was left unfinished."""
         try:
+            if not await self._pacer.until(time.monotonic() + self._offset):
+                return self._row
             self._begin()
             while (result := self._ending()) is None:
                 due = self._paces[self._position.side].due(self._ready)
@@ -105,11 +106,15 @@ class Match:
             return await self._leave(str(reason))
 
     def _begin(self) -> None:
-        now = self._store.clock.now()
+        now, plies = self._store.clock.now(), self._past.plies
+        position = self._game.position(self._spec.start)
+        for ply in plies:
+            position = position.play(ply.move)
+        self._position: Position = position
         if self._row.started is None:
             self._row = self._row._replace(started=now)
-        elif self._last_done is not None:
-            away = now - self._last_done
+        else:
+            away = now - (plies[-1].done if plies else self._row.started)
             self._row = self._row._replace(suspended_s=self._row.suspended_s + away)
         self._mark("running")
         self._ready = time.monotonic()
@@ -200,9 +205,7 @@ class Match:
         if tries >= MAX_TRIES:
             raise _LeftForResume(f"{tries} infrastructure faults in a row; the last: {cause}")
         wait = min(_LAST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** min(tries, 10))
-        going_on = await self._pacer.until(
-            time.monotonic() + wait * self._backoff.uniform(0.5, 1.0)
-        )
+        going_on = await self._pacer.until(time.monotonic() + wait * self._dice.uniform(0.5, 1.0))
         if not going_on:
             raise _LeftForResume("the run was stopped")
 
@@ -220,8 +223,6 @@ class Match:
         self._mark("running")
         self._store.event("match_resumed", {"match": self._spec.id, "away_s": away})
         self._progress.match_resumed()
-        for pace in self._paces:
-            pace.restart()
 
     async def _finish(self, result: Result) -> MatchRow:
         first, second = result.scores or (None, None)

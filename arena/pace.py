@@ -9,29 +9,18 @@ JITTER = 0.1
 
 
 class SeatPace:
-    """One seat's due times: never before it is its turn, nor a period after its last one."""
+    """One seat's due times: never before it is its turn, nor within a period of its last one."""
 
     def __init__(self, period_seconds: float, seed: str) -> None:
         self._period = period_seconds
         self._random = random.Random(seed)
-        self._next: float | None = None
+        self._next = 0.0
 
     def due(self, ready: float) -> float:
-        """When the move is due whose turn began at `ready` (`time.monotonic()` seconds).
-
-        The first is spread over one period.
-        """
-        if self._period == 0:
-            return ready
-        if self._next is None:
-            self._next = ready + self._random.uniform(0, self._period)
+        """When the move is due whose turn began at `ready` (`time.monotonic()` seconds)."""
         due = max(ready, self._next)
         self._next = due + self._period * self._random.uniform(1 - JITTER, 1 + JITTER)
         return due
-
-    def restart(self) -> None:
-        """Forget the last due time: the match was suspended."""
-        self._next = None
 
 
 class Pacer:

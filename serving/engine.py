@@ -11,7 +11,7 @@ Every one is the infrastructure's failure and never costs a player a game. `Canc
 of them and always passes.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Literal, Protocol
@@ -84,7 +84,7 @@ class PromptParts:
 class TokenPrompt:
     """A prompt as token ids."""
 
-    ids: tuple[int, ...] | list[int]
+    ids: Sequence[int]
     """Not to be changed by anyone who is handed it."""
 
 

@@ -7,7 +7,8 @@ rehearsals of large runs use what real runs use.
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator
+from array import array
+from collections.abc import AsyncIterator, Sequence
 from functools import cached_property
 from random import Random
 from typing import ClassVar, Literal
@@ -36,7 +37,7 @@ from serving.engine import (
     Usage,
 )
 from serving.models import check_model, resolve
-from serving.template import ModelTemplate, TemplateError, load_template
+from serving.template import Ids, ModelTemplate, TemplateError, load_template
 
 SNAPSHOT_PERIOD_S = 0.2
 
@@ -128,16 +129,16 @@ class PrefixModel:
 
     def __init__(self, block_tokens: int) -> None:
         self._block = block_tokens
-        self._by_match: dict[str, tuple[int, ...]] = {}
-        self._by_head: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._by_match: dict[str, Ids] = {}
+        self._by_head: dict[bytes, Ids] = {}
 
-    def cached(self, match_id: str, ids: tuple[int, ...]) -> int:
+    def cached(self, match_id: str, ids: Ids) -> int:
         """Tokens of `ids` found, never all of them; then remembers `ids`."""
         before = self._by_match.get(match_id)
         if before is None:
-            before = self._by_head.setdefault(ids[: self.HEAD], ids)
+            before = self._by_head.setdefault(ids[: self.HEAD].tobytes(), ids)
             if before is ids:
-                before = ()
+                before = ids[:0]
         if len(self._by_match) >= 8192 and match_id not in self._by_match:
             self._by_match.pop(next(iter(self._by_match)))
         self._by_match[match_id] = ids
@@ -327,7 +328,7 @@ class ScriptedEngine:
         tokens = len(prompt.ids)
         cached = 0
         if self._config.prefix_cache and request.use_prefix_cache:
-            cached = self._prefixes.cached(request.match_id, tuple(prompt.ids))
+            cached = self._prefixes.cached(request.match_id, _as_array(prompt.ids))
         self._queries += tokens
         self._hits += cached
         return Usage(tokens, completion, cached)
@@ -346,7 +347,11 @@ def _scramble(seed: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
-def _common_prefix(left: tuple[int, ...], right: tuple[int, ...], block: int) -> int:
+def _as_array(ids: Sequence[int]) -> Ids:
+    return ids if isinstance(ids, array) else array("i", ids)
+
+
+def _common_prefix(left: Ids, right: Ids, block: int) -> int:
     """Equal tokens at the start, in whole blocks, by halving."""
     low, high = 0, min(len(left), len(right)) // block
     if left[: high * block] == right[: high * block]:

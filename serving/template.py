@@ -7,11 +7,12 @@ its neighbours, so one more move only adds its ids before the tail.
 
 import json
 import re
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jinja2
 from jinja2.ext import loopcontrols
@@ -31,6 +32,8 @@ _ANCHOR = "e2e4"
 
 Message = dict[str, str]
 _HeadKey = tuple[str, str, str]
+Ids: TypeAlias = "array[int]"
+"""Arrays, since tuples of numbers would each be walked by Python's cycle collector."""
 
 
 class TemplateError(ValueError):
@@ -39,8 +42,8 @@ class TemplateError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    ids: tuple[int, ...]
-    tail: tuple[int, ...]
+    ids: Ids
+    tail: Ids
 
 
 class ChatTemplate:
@@ -108,9 +111,9 @@ class ModelTemplate:
         self._tokenizer = tokenizer
         self._chat = chat
         self._heads: dict[tuple[str, str, str], _Head] = {}
-        self._move_ids: dict[str, tuple[int, ...]] = {}
-        self._note_ids: dict[str, tuple[int, ...]] = {}
-        self._bodies: dict[tuple[_HeadKey, tuple[str, ...]], tuple[int, ...]] = {}
+        self._move_ids: dict[str, Ids] = {}
+        self._note_ids: dict[str, Ids] = {}
+        self._bodies: dict[tuple[_HeadKey, tuple[str, ...]], Ids] = {}
         self._body_tokens = 0
 
     @property
@@ -123,7 +126,7 @@ class ModelTemplate:
         head = self._heads.get(key) or self._add_head(key)
         body = self._body(key, head, parts.moves)
         if parts.tail_note:
-            body += self._note(parts.tail_note)
+            body = body + self._note(parts.tail_note)
         return TokenPrompt(body + head.tail)
 
     def count_tokens(self, parts: PromptParts) -> int:
@@ -167,10 +170,7 @@ class ModelTemplate:
 
         return f"the chat template {what}: token {at} is {shown(own)}, not {shown(other)}"
 
-    def _body(self, key: _HeadKey, head: _Head, moves: tuple[str, ...]) -> tuple[int, ...]:
-        body = self._bodies.get((key, moves))
-        if body is not None:
-            return body
+    def _body(self, key: _HeadKey, head: _Head, moves: tuple[str, ...]) -> Ids:
         if not moves:
             return head.ids
         before = self._bodies.get((key, moves[:-1]))
@@ -178,14 +178,13 @@ class ModelTemplate:
             last = moves[-1]
             body = before + (self._move_ids.get(last) or self._add_move(last))
         else:
-            ids = list(head.ids)
+            body = head.ids[:]
             for move in moves:
-                ids += self._move_ids.get(move) or self._add_move(move)
-            body = tuple(ids)
+                body += self._move_ids.get(move) or self._add_move(move)
         self._keep(key, moves, body)
         return body
 
-    def _keep(self, key: _HeadKey, moves: tuple[str, ...], body: tuple[int, ...]) -> None:
+    def _keep(self, key: _HeadKey, moves: tuple[str, ...], body: Ids) -> None:
         self._bodies[(key, moves)] = body
         self._body_tokens += len(body)
         while self._body_tokens > _BODY_TOKENS_KEPT:
@@ -199,17 +198,17 @@ class ModelTemplate:
             raise TemplateError("the chat template does not keep the user's message as it is")
         if system not in head_text:
             raise TemplateError("the chat template does not keep the system message as it is")
-        head = _Head(tuple(self.encode(head_text)), self._encode_after(tail_text))
+        head = _Head(array("i", self.encode(head_text)), self._encode_after(tail_text))
         if len(self._heads) >= _HEADS_KEPT:
             self._heads.clear()
         self._heads[key] = head
         return head
 
-    def _add_move(self, move: str) -> tuple[int, ...]:
+    def _add_move(self, move: str) -> Ids:
         ids = self._move_ids[move] = self._encode_after(f" {move}")
         return ids
 
-    def _note(self, note: str) -> tuple[int, ...]:
+    def _note(self, note: str) -> Ids:
         ids = self._note_ids.get(note)
         if ids is None:
             if len(self._note_ids) >= 1024:
@@ -217,13 +216,13 @@ class ModelTemplate:
             ids = self._note_ids[note] = self._encode_after(f"\n{note.strip()}")
         return ids
 
-    def _encode_after(self, text: str) -> tuple[int, ...]:
+    def _encode_after(self, text: str) -> Ids:
         """Ids of `text` where it follows other text: some tokenizers put a mark before a start."""
         anchor = self.encode(_ANCHOR)
         whole = self.encode(_ANCHOR + text)
         if whole[: len(anchor)] == anchor:
-            return tuple(whole[len(anchor) :])
-        return tuple(self.encode(text))
+            return array("i", whole[len(anchor) :])
+        return array("i", self.encode(text))
 
 
 def load_template(directory: Path, *, think: bool = False) -> ModelTemplate:

@@ -152,7 +152,8 @@ async def spawn(start: HostStart, take: Callable[[str, list[Any]], None]) -> Hos
     lifeline, their_lifeline = socket.socketpair()
     ours.setblocking(False)
     lifeline.setblocking(False)
-    _, link = await asyncio.get_running_loop().create_connection(lambda: HostLink(take), sock=ours)
+    loop = asyncio.get_running_loop()
+    _, link = await loop.create_unix_connection(lambda: HostLink(take), sock=ours)
     try:
         with theirs, their_lifeline, start.log_file.open("ab") as log:
             descriptors = (theirs.fileno(), their_lifeline.fileno())

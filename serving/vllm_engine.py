@@ -290,7 +290,7 @@ class VllmEngine:
         draw = request.sampling
         ask = Ask(
             number=pending.number,
-            ids=request.prompt.ids if isinstance(request.prompt, TokenPrompt) else (),
+            ids=list(request.prompt.ids) if isinstance(request.prompt, TokenPrompt) else [],
             choices=request.choices,
             max_tokens=request.max_tokens,
             temperature=draw.temperature,

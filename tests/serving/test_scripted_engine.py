@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,7 @@ async def test_usage_counts_whole_shared_blocks(make_request: MakeRequest) -> No
 
 def test_a_prompt_is_never_wholly_cached() -> None:
     model = PrefixModel(32)
-    ids = tuple(range(64))
+    ids = array("i", range(64))
     assert [model.cached("m", ids) for _ in range(2)] == [0, 32]
 
 
