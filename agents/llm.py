@@ -86,9 +86,18 @@ class LlmAgent:
         self._lead = lru_cache(maxsize=_CACHED_LEADS)(self._make_lead)
 
     async def open(self) -> None:
-        """Checks the engine's template on every game of the run; a break is logged, not raised."""
+        """Checks the engine's template on every game of the run, and has it compute what all
+        prompts of a game begin with; a template that breaks the prefix is logged, not raised."""
         for game, ruleset in self._context.games:
-            self._view(game, ruleset)
+            await self._prime(self._view(game, ruleset))
+
+    async def _prime(self, view: _GameView) -> None:
+        settings = self._settings
+        parts = PromptParts(view.system, settings.persona, lead(settings.mode, None), ())
+        key = ("primed", self._engine.name, parts.system, parts.persona, parts.lead)
+        if key not in self._context.memo:
+            self._context.memo[key] = 1
+            await self._engine.prime(self._engine.template.render(parts))
 
     async def close(self) -> None:
         """Nothing to do: the engine belongs to the run."""

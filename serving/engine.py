@@ -267,6 +267,13 @@ class Engine(Protocol):
         """Telemetry as it comes, until the engine is closed. One consumer."""
         ...
 
+    async def prime(self, prompt: Prompt) -> None:
+        """Compute a prompt now, so that later ones that begin alike find it in the prefix cache.
+
+        It belongs to no match and counts in none of a run's figures. Raises EngineError.
+        """
+        ...
+
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False where the engine cannot or work is in flight."""
         ...

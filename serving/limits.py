@@ -12,6 +12,7 @@ from serving.engine import (
     EngineLimits,
     EngineSnapshot,
     Overloaded,
+    Prompt,
     Reply,
     Request,
     Template,
@@ -106,6 +107,9 @@ class Limited:
     async def snapshots(self) -> AsyncIterator[EngineSnapshot]:
         async for snapshot in self._engine.snapshots():
             yield replace(snapshot, rejected=(snapshot.rejected or 0) + self._rejected)
+
+    async def prime(self, prompt: Prompt) -> None:
+        await self._engine.prime(prompt)
 
     async def reset_prefix_cache(self) -> bool:
         return await self._engine.reset_prefix_cache()

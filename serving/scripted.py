@@ -29,6 +29,7 @@ from serving.engine import (
     EngineStalled,
     Finish,
     Overloaded,
+    Prompt,
     Reply,
     Request,
     RequestRejected,
@@ -216,6 +217,10 @@ class ScriptedEngine:
                     await self._closed.wait()
             except TimeoutError:
                 continue
+
+    async def prime(self, prompt: Prompt) -> None:
+        if self._config.prefix_cache and isinstance(prompt, TokenPrompt):
+            self._prefixes.cached("", _as_array(prompt.ids))
 
     async def reset_prefix_cache(self) -> bool:
         if self._running:

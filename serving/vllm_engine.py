@@ -23,10 +23,12 @@ from serving.engine import (
     Finish,
     MalformedReply,
     Overloaded,
+    Prompt,
     PromptParts,
     Reply,
     Request,
     RequestRejected,
+    Sampling,
     Timings,
     TokenPrompt,
     Usage,
@@ -43,8 +45,9 @@ from serving.vllm_config import (
 )
 from serving.vllm_wire import Answer, Ask, Step
 
-START_LIMIT_S = 180.0
-"""A cold start with its first step may take minutes on a busy machine."""
+START_LIMIT_S = {"cpu": 300.0, "cuda": 900.0}
+"""A cold start with its first step takes minutes on a busy machine, and where a GPU's graphs are
+captured for a large model; a process that ends before is noticed at once."""
 
 _EXPIRE_S = 5.0
 _RESET_S = 10.0
@@ -162,6 +165,10 @@ class VllmEngine:
     def snapshots(self) -> AsyncIterator[EngineSnapshot]:
         return self._telemetry.snapshots()
 
+    async def prime(self, prompt: Prompt) -> None:
+        limit_s = START_LIMIT_S[self._device]
+        await self.generate(Request("prime", "", prompt, None, 1, Sampling(), limit_s))
+
     async def reset_prefix_cache(self) -> bool:
         if self._pending:
             return False
@@ -200,7 +207,7 @@ class VllmEngine:
             ),
             environment=engine_environment(config, self._device, is_local=True),
             warm_up_ids=list(self.template.render(warm_up).ids),
-            limit_s=START_LIMIT_S,
+            limit_s=START_LIMIT_S[self._device],
             command=self.host_command,
         )
 

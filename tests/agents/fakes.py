@@ -10,6 +10,7 @@ from serving import (
     EngineLimits,
     EngineSnapshot,
     Finish,
+    Prompt,
     PromptParts,
     Reply,
     Request,
@@ -69,6 +70,7 @@ class ScriptEngine:
         self.template = template or CharTemplate()
         self.limits = EngineLimits(context_tokens, max_concurrent=8, max_queued=8)
         self.requests: list[Request] = []
+        self.primed: list[Prompt] = []
         self._answers = iter(answers)
 
     async def open(self) -> None:
@@ -87,6 +89,9 @@ class ScriptEngine:
     async def snapshots(self) -> AsyncIterator[EngineSnapshot]:
         return
         yield
+
+    async def prime(self, prompt: Prompt) -> None:
+        self.primed.append(prompt)
 
     async def reset_prefix_cache(self) -> bool:
         return False

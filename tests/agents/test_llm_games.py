@@ -37,7 +37,9 @@ async def test_a_whole_constrained_game(game: str, ruleset: str) -> None:
         decision = await agent.choose(turn(position, game=game))
         assert decision.move in position.legal_moves()
         position = position.play(decision.move)
-    texts = [CharTemplate.text(parts) for parts in engine.template.rendered]
+    primed, *texts = [CharTemplate.text(parts) for parts in engine.template.rendered]
+    assert len(engine.primed) == 1
+    assert texts[0] == primed, "what was computed at the start is what the first turn asks"
     for at, (before, after) in enumerate(pairwise(texts)):
         assert after == f"{before.removesuffix('|')} {position.moves[at]}|"
     for request in engine.requests:

@@ -16,6 +16,7 @@ from serving import (
     EngineLimits,
     EngineSnapshot,
     Finish,
+    Prompt,
     PromptParts,
     Reply,
     Request,
@@ -77,6 +78,8 @@ class DiceEngine:
         """What it cannot measure it does not report."""
         yield EngineSnapshot(time.monotonic(), "sampled", waiting=0)
         await self._closed.wait()
+
+    async def prime(self, prompt: Prompt) -> None: ...
 
     async def reset_prefix_cache(self) -> bool:
         return False

@@ -161,7 +161,7 @@ def test_a_missing_model_is_named(
 
 def test_vllm_that_is_not_installed_is_named_with_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.vllm_config.installed_build", lambda: None)
-    with pytest.raises(EngineConfigError, match=r"vllm is not installed: pip install '.\[cpu\]'"):
+    with pytest.raises(EngineConfigError, match="vllm is not installed: `make setup`"):
         check_engine("main", parse_engine_config("main", {"kind": "vllm"}))
 
 

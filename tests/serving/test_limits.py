@@ -13,6 +13,7 @@ from serving import (
     Limited,
     ModelTemplate,
     Overloaded,
+    Prompt,
     Reply,
     Request,
     Timings,
@@ -51,6 +52,8 @@ class GatedEngine:
     async def snapshots(self) -> AsyncIterator[EngineSnapshot]:
         yield EngineSnapshot(at=0.0, source="sampled", rejected=None)
         yield EngineSnapshot(at=1.0, source="sampled", rejected=4)
+
+    async def prime(self, prompt: Prompt) -> None: ...
 
     async def reset_prefix_cache(self) -> bool:
         return True
