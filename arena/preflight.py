@@ -10,7 +10,7 @@ from agents import AgentContext, LlmAgent, LlmConfig, build_agent, check_agent
 from arena import schedule
 from arena.config import ConfigError, RunConfig
 from arena.schedule import MatchSpec
-from serving import Engine, build_engine, check_engine, local_directory
+from serving import Engine, VllmConfig, build_engine, check_engine, local_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ def check(config: RunConfig) -> tuple[tuple[MatchSpec, ...], Forecast]:
             check_engine(name, config.engine(name))
         except ValueError as error:
             raise ConfigError(str(error)) from None
+    _check_memory(config)
     for index, agent in enumerate(config.agents):
         if ":" in agent.kind:
             _check_own_agent(config, index)
@@ -113,6 +114,21 @@ def _check_contexts_at_rest(config: RunConfig) -> tuple[str, ...]:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return tuple(notes)
+
+
+def _check_memory(config: RunConfig) -> None:
+    """Two embedded engines would each take the memory that one may have."""
+    embedded = {
+        name: engine
+        for name in used_engines(config)
+        if isinstance(engine := config.engine(name), VllmConfig)
+    }
+    for name, engine in embedded.items():
+        if len(embedded) > 1 and engine.kv_cache_bytes is None:
+            raise ConfigError(
+                f"engines.{name}.kv_cache_bytes: is missing; with {len(embedded)} embedded engines "
+                'say how much each may take, such as "1GiB"'
+            )
 
 
 def _is_hub_id(model: str) -> bool:

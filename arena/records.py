@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from arena.report import label
+from arena.schedule import MatchSpec
 from arena.store import AttemptRow, MatchRow, PlyRow, Records
 from games import GameRecord, Start, load_game
+
+
+def files(folder: Path, specs: Sequence[MatchSpec]) -> set[Path]:
+    """The record files that these matches may leave in a run's folder."""
+    return {folder / load_game(spec.game).record_file for spec in specs}
 
 
 def write_files(folder: Path, held: Records) -> tuple[Path, ...]:
@@ -87,7 +93,8 @@ def _comment(ply: PlyRow, attempts: Sequence[AttemptRow]) -> str:
         parts.append(f"tokens {prompt} prompt {cached} cached {out} out")
     failed = [f"{a.fault} ({a.reply_text or a.detail})" for a in attempts if a.fault]
     if failed:
-        parts.append("failed tries: " + ", ".join(failed))
+        # a model's own words must not pass for a clock
+        parts.append("failed tries: " + ", ".join(failed).replace("[%", "["))
     return " ".join(parts)
 
 

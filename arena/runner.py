@@ -7,7 +7,7 @@ import json
 import platform
 import signal
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +22,7 @@ from arena import preflight, records, store, tournament
 from arena.config import ConfigError, RunConfig
 from arena.pace import Pacer
 from arena.progress import Progress
+from arena.schedule import MatchSpec
 from arena.store import RunRow, Store, StoreError
 from arena.tournament import EnginesFailed, Plan, View
 
@@ -75,9 +76,15 @@ async def start(config: RunConfig, folder: Path, view: View, *, replace: bool) -
     )
     rows = [plan.pasts[spec.id].row for spec in specs]
     opened = Store.create(folder, run, rows, replace=replace)
-    (folder / CONFIG_FILE).write_text(config.to_toml(), encoding="utf-8")
-    (folder / LOG_FILE).unlink(missing_ok=True)
+    _lay_out(folder, config, specs)
     return await _play(plan, opened, view)
+
+
+def _lay_out(folder: Path, config: RunConfig, specs: Sequence[MatchSpec]) -> None:
+    """Put the config into a new run's folder, and take out what a replaced run left in it."""
+    for stale in (*records.files(folder, specs), folder / LOG_FILE, *folder.glob("engine-*.log")):
+        stale.unlink(missing_ok=True)
+    (folder / CONFIG_FILE).write_text(config.to_toml(), encoding="utf-8")
 
 
 async def resume(folder: Path, view: View) -> Outcome:
