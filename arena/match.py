@@ -193,7 +193,10 @@ class Match:
         if isinstance(error, Interrupted):
             self._made += error.attempts
             self._store.add(*self._attempt_rows(error.attempts))
-        self._progress.fault(cause.kind)
+            for attempt in error.attempts:
+                self._progress.fault(attempt.fault or cause.kind)
+        else:
+            self._progress.fault(cause.kind)
         overloaded = isinstance(cause, Overloaded)
         if not overloaded:
             self._suspend(str(cause))

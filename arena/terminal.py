@@ -156,6 +156,7 @@ def print_report(report: Mapping[str, Any], out: TextIO) -> None:
         _results_table(report["results"]),
         _pairings_table(report["pairings"]),
         _agents_table(report["agents"]),
+        _parts_table(report["agents"]),
         *(_engine_table(engine) for engine in report["engines"]),
         _fleet_table(report),
     ):
@@ -167,7 +168,10 @@ def print_report(report: Mapping[str, Any], out: TextIO) -> None:
 def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        is_number = column in right
+        table.add_column(
+            column, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number
+        )
     return table
 
 
@@ -203,31 +207,28 @@ def _pairings_table(pairings: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _agents_table(agents: Sequence[Mapping[str, Any]]) -> Table:
-    numbers = ("moves", "p50 ms", "p95", "p99", "queue", "prefill", "decode", "harness")
-    table = _table(
-        "Agents: move latency, and its medians by part",
-        "agent",
-        "game",
-        "mode",
-        *numbers,
-        "failures",
-        right=numbers,
-    )
+    numbers = ("moves", "p50", "p95", "p99")
+    columns = ("agent", "game", "mode", *numbers, "failures")
+    table = _table("Agents: move latency from when it was due, ms", *columns, right=numbers)
     for row in agents:
-        latency = row["latency_ms"]
         faults = ", ".join(f"{kind} {count}" for kind, count in row["faults"].items())
         table.add_row(
             Text(row["name"]),
             row["game"],
             row["mode"] or "-",
             str(row["moves"]),
-            *(_number(latency[key]) for key in ("p50", "p95", "p99")),
-            *(
-                _number(row[key]["p50"], 1)
-                for key in ("queue_ms", "prefill_ms", "decode_ms", "harness_ms")
-            ),
+            *(_number(row["latency_ms"][key]) for key in ("p50", "p95", "p99")),
             faults or "none",
         )
+    return table
+
+
+def _parts_table(agents: Sequence[Mapping[str, Any]]) -> Table:
+    parts = ("queue", "prefill", "decode", "harness")
+    table = _table("Where it goes: medians, ms", "agent", "game", *parts, right=parts)
+    for row in agents:
+        medians = (_number(row[f"{part}_ms"]["p50"], 1) for part in parts)
+        table.add_row(Text(row["name"]), row["game"], *medians)
     return table
 
 
