@@ -5,13 +5,12 @@ could not start or died for good, the run is kept; 130 interrupted, the run is k
 """
 
 import argparse
-import os
+import io
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-from arena import doctor
 
 USAGE, INTERRUPTED = 2, 130
 
@@ -19,27 +18,27 @@ USAGE, INTERRUPTED = 2, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     parsed = _parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name need not fit the locale
     try:
         if parsed.command == "doctor":
             return _doctor(parsed)
-        # late, so that `doctor` runs in an environment where the rest cannot be imported
+        # late: `doctor` must run where the rest cannot be imported, and Ctrl-C works meanwhile
         from arena import commands
 
         code: int = commands.COMMANDS[parsed.command](parsed)
-        sys.stdout.flush()
     except ImportError as error:
         print(f"arena: {error}; `arena doctor` says what to mend", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # the reader of our output has left; Python must not complain when it flushes at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return code
 
 
 def _doctor(parsed: argparse.Namespace) -> int:
+    from arena import doctor
+
     checks = doctor.run_checks(probe=parsed.probe)
     if parsed.json:
         print(doctor.render_json(checks))
@@ -55,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="arena", description="Tournaments of language-model agents at chess and janggi."
     )
+    parser.add_argument("--version", action="version", version=f"arena {version('boardfleet')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_run, _add_resume, _add_validate, _add_report, _add_bench, _add_others):
         add(commands)
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_run(commands: Any) -> None:
     run = commands.add_parser("run", help="play a tournament from a config")
-    run.add_argument("config", type=Path)
+    run.add_argument("config", type=Path, help="a TOML file")
     run.add_argument("--out", type=Path, help="the run's folder; default: a new one under runs/")
     run.add_argument("--replace", action="store_true", help="start a run in --out anew")
     _add_set(run)
@@ -73,23 +73,23 @@ def _add_run(commands: Any) -> None:
 
 def _add_resume(commands: Any) -> None:
     resume = commands.add_parser("resume", help="go on with a run from its last committed plies")
-    resume.add_argument("dir", type=Path)
+    resume.add_argument("dir", type=Path, help="a run's folder")
     _add_view(resume)
     resume.set_defaults(command="resume")
 
 
 def _add_validate(commands: Any) -> None:
     validate = commands.add_parser("validate", help="check a config without starting an engine")
-    validate.add_argument("config", type=Path)
+    validate.add_argument("config", type=Path, help="a TOML file")
     _add_set(validate)
-    validate.add_argument("--json", action="store_true")
+    validate.add_argument("--json", action="store_true", help="print one JSON object")
     validate.set_defaults(command="validate")
 
 
 def _add_report(commands: Any) -> None:
     show = commands.add_parser("report", help="a run in figures, finished or not")
-    show.add_argument("dir", type=Path)
-    show.add_argument("--json", action="store_true")
+    show.add_argument("dir", type=Path, help="a run's folder")
+    show.add_argument("--json", action="store_true", help="print one JSON object")
     show.set_defaults(command="report")
 
 
@@ -103,7 +103,7 @@ def _add_bench(commands: Any) -> None:
         ("pace", "bench_pace", "schedule lag of many seats that move once a second"),
     ):
         kind = kinds.add_parser(name, help=about)
-        kind.add_argument("--json", action="store_true")
+        kind.add_argument("--json", action="store_true", help="print one JSON object")
         kind.set_defaults(command=command)
         if name == "pace":
             kind.add_argument("--seats", type=int, nargs="+", default=[1000, 4000], metavar="N")
@@ -112,7 +112,7 @@ def _add_bench(commands: Any) -> None:
 
 def _add_others(commands: Any) -> None:
     check = commands.add_parser("doctor", help="what is wrong with this set-up, and the mend")
-    check.add_argument("--json", action="store_true")
+    check.add_argument("--json", action="store_true", help="print one JSON object")
     check.add_argument("--probe", action="store_true", help="import the engine too (half a minute)")
     check.set_defaults(command="doctor")
     about = commands.add_parser("config", help="the config reference").add_subparsers(
@@ -132,7 +132,12 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_view(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--view", choices=("auto", "rich", "plain", "none"), default="auto")
+    parser.add_argument(
+        "--view",
+        choices=("auto", "rich", "plain", "none"),
+        default="auto",
+        help="progress on stderr; auto: rich on a terminal, else a line every few seconds",
+    )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,11 @@ def _resume(parsed: argparse.Namespace) -> int:
 
 def _conclude(folder: Path, outcome: runner.Outcome) -> int:
     """Print the summary of what is on disk, and turn the outcome into an exit code."""
-    terminal.print_report(report.build(store.read(folder)), sys.stdout)
+    try:
+        terminal.print_report(report.build(store.read(folder)), sys.stdout)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        terminal.let_go_of_stdout()
     if outcome.message:
         print(f"arena: {outcome.message}", file=sys.stderr)
     print(f"run folder: {folder}", file=sys.stderr)
@@ -52,16 +56,20 @@ def _validate(parsed: argparse.Namespace) -> int:
                 "name": config.name,
                 "matches": forecast.matches,
                 "requests_at_most": forecast.requests,
-                "seconds_at_most": forecast.seconds,
+                "seconds_at_pace": forecast.seconds,
                 "notes": list(forecast.notes),
             }
         )
         return OK
     requests = "no ply cap, so no bound" if forecast.requests is None else f"{forecast.requests:,}"
-    seconds = "unknown" if forecast.seconds is None else f"{forecast.seconds:,.0f} s at the pace"
+    seconds = (
+        "unknown"
+        if forecast.seconds is None
+        else f"about {forecast.seconds:,.0f} s if every seat keeps the pace"
+    )
     print(f"{config.name}: {forecast.matches} matches")
     print(f"requests at most: {requests}")
-    print(f"duration at most: {seconds}")
+    print(f"duration: {seconds}")
     for note in forecast.notes:
         print(f"note: {note}")
     return OK
@@ -85,6 +93,8 @@ def _bench_overhead(parsed: argparse.Namespace) -> int:
 
 
 def _bench_pace(parsed: argparse.Namespace) -> int:
+    if not 1 <= parsed.seconds <= 3600:
+        raise ConfigError("--seconds: give 1 to 3600")
     if min(parsed.seats) < 2 or any(seats % 2 for seats in parsed.seats):
         raise ConfigError("--seats: a match has two seats; give even numbers")
     return _show_bench(bench.pace(parsed.seats, parsed.seconds), parsed)
@@ -111,11 +121,21 @@ def _refusing(command: Callable[[argparse.Namespace], int]) -> Callable[[argpars
     """A command that turns what the user has to mend into one line and exit code 2."""
 
     def run(parsed: argparse.Namespace) -> int:
+        runner.log_to_stderr()
         try:
-            return command(parsed)
+            code = command(parsed)
+            sys.stdout.flush()
+            return code
         except (ConfigError, StoreError) as error:
             print(f"arena: {error}", file=sys.stderr)
             return USAGE
+        except BrokenPipeError:
+            terminal.let_go_of_stdout()
+            return OK
+        except OSError as error:
+            terminal.let_go_of_stdout()
+            print(f"arena: the output cannot be written ({error.strerror})", file=sys.stderr)
+            return CHECK_FAILED
 
     return run
 

@@ -6,7 +6,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from agents import AGENT_KINDS, LlmConfig, parse_agent_config
 from games import Game, Start, load_game, split_game
 from serving import ENGINE_KINDS, EngineConfig, parse_engine_config
+
+MAX_MATCHES = 200_000
 
 
 class ConfigError(ValueError):
@@ -50,15 +52,20 @@ class TournamentSection(Section):
     pairs: int = Field(
         1,
         ge=1,
+        strict=True,
         description="Pairs per pairing and game. A pair is two matches on one opening with the "
         "sides swapped.",
     )
     parallel_matches: int = Field(
-        8, ge=1, description="Matches played at once: two seats each, one request in flight each."
+        8,
+        ge=1,
+        strict=True,
+        description="Matches played at once: two seats each, one request in flight each.",
     )
     max_plies: int | None = Field(
         200,
         ge=1,
+        strict=True,
         description="Plies until the arena ends a game: chess drawn, janggi on points. 0: no cap.",
     )
 
@@ -74,11 +81,12 @@ class PaceSection(Section):
     move_period_seconds: float = Field(
         1.0,
         ge=0,
+        le=86_400,
         description="Seconds between the due times of one seat's moves, with 10 % jitter of its "
         "own. 0: as fast as it can.",
     )
     move_limit_seconds: float = Field(
-        30.0, gt=0, description="Seconds after admission until a request is given up."
+        30.0, gt=0, le=86_400, description="Seconds after admission until a request is given up."
     )
 
 
@@ -86,7 +94,10 @@ class FaultsSection(Section):
     """`[faults]`: what failures are borne."""
 
     agent_attempts: int = Field(
-        3, ge=1, description="Tries an agent has for one move in free mode before it forfeits."
+        3,
+        ge=1,
+        strict=True,
+        description="Tries an agent has for one move in free mode before it forfeits.",
     )
     stall_seconds: float = Field(
         30.0,
@@ -94,7 +105,9 @@ class FaultsSection(Section):
         description="Seconds without an engine step, with work unfinished, until the engine is "
         "called stalled and restarted (before its first step: 120 at least).",
     )
-    restart_limit: int = Field(3, ge=0, description="Restarts of one engine in one run.")
+    restart_limit: int = Field(
+        3, ge=0, strict=True, description="Restarts of one engine in one run."
+    )
 
 
 class OpeningsSection(Section):
@@ -105,7 +118,7 @@ class OpeningsSection(Section):
         description='"builtin", "start" (the usual start alone), or an EPD or PGN file; relative '
         "to the config. It is chess's book where janggi_setups is given.",
     )
-    janggi_setups: Literal["all"] | tuple[str, ...] | None = Field(
+    janggi_setups: str | tuple[str, ...] | None = Field(
         None,
         description='Janggi set-ups: "all" 16, or a list such as ["HEEH/HEHE"] (Cho\'s, then '
         "Han's, each from its own left). Without it janggi follows `book`.",
@@ -131,6 +144,7 @@ class RunConfig(Section):
         0,
         ge=0,
         lt=2**63,
+        strict=True,
         description="Schedule, jitter and dice all follow from it.",
     )
     prompts: Mapping[str, PromptSection] = Field(
@@ -175,12 +189,21 @@ class RunConfig(Section):
         engine: EngineConfig = self.engines[name]
         return engine
 
-    def games(self) -> tuple[tuple[Game, str], ...]:
-        """The games of the tournament with their rule sets."""
+    def games(self) -> tuple["GameChoice", ...]:
+        """The games of the tournament; ConfigError for one that is not known."""
         return tuple(game_of(text) for text in self.tournament.games)
 
 
-def game_of(text: str) -> tuple[Game, str]:
+class GameChoice(NamedTuple):
+    """A game as the tournament plays it."""
+
+    name: str
+    """As the config names it: "chess", "module:Class"."""
+    game: Game
+    ruleset: str
+
+
+def game_of(text: str) -> GameChoice:
     """A game of the config and its rule set; ConfigError for one that is not known."""
     try:
         name, ruleset = split_game(text)
@@ -192,7 +215,7 @@ def game_of(text: str) -> tuple[Game, str]:
             f'tournament.games: {name} has no rule set "{ruleset}"; it has '
             + ", ".join(game.rulesets)
         )
-    return game, ruleset or game.rulesets[0]
+    return GameChoice(name, game, ruleset or game.rulesets[0])
 
 
 def openings_of(config: RunConfig, game: Game, ruleset: str) -> tuple[Start, ...]:
@@ -202,13 +225,19 @@ def openings_of(config: RunConfig, game: Game, ruleset: str) -> tuple[Start, ...
     try:
         starts = game.openings("builtin" if by_setup else book, ruleset)
     except (ValueError, OSError) as error:
-        raise ConfigError(f"openings.book: {error}") from None
-    if not by_setup or setups == "all":
+        told = getattr(error, "strerror", None) or str(error)
+        hint = '; give janggi its own by janggi_setups = "all"' if game.name == "janggi" else ""
+        raise ConfigError(f"openings.book: {book}: {told}{hint}") from None
+    if not by_setup or setups == "all" or setups is None:
         return starts
-    assert setups is not None
+    setups = (setups,) if isinstance(setups, str) else setups
     by_name = {start.name: start for start in starts}
     wanted = ["Cho {}, Han {}".format(*[*setup.split("/"), ""][:2]) for setup in setups]
-    missing = [setup for setup, name in zip(setups, wanted, strict=True) if name not in by_name]
+    missing = [
+        setup
+        for setup, name in zip(setups, wanted, strict=True)
+        if name not in by_name or setup.count("/") != 1
+    ]
     if missing or not wanted:
         raise ConfigError(
             f"openings.janggi_setups: {(missing or ['nothing'])[0]!r} is no set-up; "
@@ -220,13 +249,15 @@ def openings_of(config: RunConfig, game: Game, ruleset: str) -> tuple[Start, ...
 def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The config in a TOML file, with `key=value` overrides; ConfigError says what is wrong."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a TOML file") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8 text; name a TOML file") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r}: cannot be read ({error}); name a TOML file") from None
     for override in overrides:
         _override(data, override)
     try:
@@ -243,18 +274,21 @@ def parse(data: Mapping[str, Any], folder: Path = Path()) -> RunConfig:
     except ValidationError as error:
         raise ConfigError(_explain(error, "", data)) from None
     engines = {}
-    for name, table in config.engines.items():
+    for name, value in config.engines.items():
+        table = _table(value, f"engines.{name}")
         try:
-            engines[name] = parse_engine_config(name, _table(table, f"engines.{name}"))
+            engines[name] = parse_engine_config(name, table)
         except ValidationError as error:
             raise ConfigError(_explain(error, f"engines.{name}.", table)) from None
         except ValueError as error:
-            raise ConfigError(f"engines.{name}.{error}") from None
+            told = str(error).removeprefix(f"engines.{name}.")
+            raise ConfigError(f"engines.{name}.{told}") from None
     agents = []
-    for index, table in enumerate(config.agents):
+    for index, value in enumerate(config.agents):
         where = f"agents[{index}]"
+        table = _table(value, where)
         try:
-            agents.append(parse_agent_config(_table(table, where)))
+            agents.append(parse_agent_config(table))
         except ValidationError as error:
             raise ConfigError(_explain(error, f"{where}.", table)) from None
         except ValueError as error:
@@ -313,6 +347,8 @@ def _explain(error: ValidationError, prefix: str, data: object) -> str:
     where = prefix + ".".join(str(part) for part in first["loc"])
     where = where.rstrip(".") or "config"
     if first["type"] == "extra_forbidden":
+        if prefix and len(first["loc"]) > 1:
+            return f"{where}: unknown key; `arena config reference` lists the known ones"
         known = _known_keys(error, first["loc"])
         near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
         hint = f'did you mean "{near[0]}"?' if near else f"known keys: {', '.join(known)}"
@@ -362,8 +398,8 @@ def _inline_prompts(prompts: Mapping[str, PromptSection], folder: Path) -> dict[
         if section.file is not None:
             try:
                 text = (folder / section.file).read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                reason = getattr(error, "strerror", None) or "is not UTF-8 text"
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
                 raise ConfigError(
                     f"prompts.{game}.file: {section.file} cannot be read ({reason})"
                 ) from None
@@ -383,7 +419,14 @@ def _check(config: RunConfig) -> None:
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ConfigError(f'agents: two are named "{min(twice)}"; give each its own name')
-    games = [game.name for game, _ in config.games()]
+    choices = config.games()
+    played = [(choice.name, choice.ruleset) for choice in choices]
+    again = next((pair for pair in played if played.count(pair) > 1), None)
+    if again is not None:
+        raise ConfigError(
+            f"tournament.games: {'/'.join(again)} is named twice; raise pairs to play it more"
+        )
+    games = [choice.game.name for choice in choices]
     for game in config.prompts:
         if game not in games:
             raise ConfigError(
@@ -395,6 +438,11 @@ def _check(config: RunConfig) -> None:
             raise ConfigError(
                 f'agents[{index}].engine: no engine is named "{agent.engine}"; engines: {known}'
             )
+    if _num_matches(config) > MAX_MATCHES:
+        raise ConfigError(
+            f"tournament.pairs: makes {_num_matches(config):,} matches; a run takes at most "
+            f"{MAX_MATCHES:,}"
+        )
     _check_queues(config)
 
 

@@ -7,7 +7,7 @@ infrastructure's suspends the match, with its clock stopped, until the engine an
 import random
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -16,7 +16,7 @@ from agents import Agent, Attempt, Decision, Fault, Interrupted, Seat, Turn
 from arena.pace import Pacer, SeatPace
 from arena.progress import Progress
 from arena.schedule import MatchSpec
-from arena.store import AttemptRow, MatchRow, PlyRow, Store, storable
+from arena.store import AttemptRow, MatchRow, PlyRow, Store, StoreError, storable
 from games import Game, Position, Result, Side, Termination
 from serving import EngineDead, EngineError, Overloaded, RequestRejected
 
@@ -35,6 +35,8 @@ class Player:
     agent: Agent
     engine: str | None
     mode: str | None
+    is_engine_ready: Callable[[], bool] = lambda: True
+    """False while its engine is down: the match is suspended while it waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class Match:
         # matches that start together do not stay in step
         self._offset = self._dice.uniform(0, rules.move_period_seconds)
         self._ready = 0.0
+        self._doing = f"game {spec.game}"
+        """Whose code runs, for the report of what it raises."""
         self._log = log.bind(match=spec.id)
 
     async def play(self) -> MatchRow:
@@ -104,21 +108,31 @@ class Match:
             return await self._finish(result)
         except _LeftForResume as reason:
             return await self._leave(str(reason))
+        except StoreError:
+            raise
+        # a bug in a user's own agent or game must not cost a player
+        except Exception as error:  # noqa: BLE001
+            self._log.error("match_broke", doing=self._doing, error=traceback.format_exc())
+            return await self._leave(f"{self._doing} raised {error!r}")
 
     def _begin(self) -> None:
-        now, plies = self._store.clock.now(), self._past.plies
-        position = self._game.position(self._spec.start)
-        for ply in plies:
-            position = position.play(ply.move)
-        self._position: Position = position
+        now = self._store.clock.now()
+        self._progress.match_began()
         if self._row.started is None:
             self._row = self._row._replace(started=now)
-        else:
-            away = now - (plies[-1].done if plies else self._row.started)
-            self._row = self._row._replace(suspended_s=self._row.suspended_s + away)
-        self._mark("running")
+        self._run_again(now)
+        self._position: Position = self._game.position(self._spec.start)
+        for ply in self._past.plies:
+            self._position = self._position.play(ply.move)
         self._ready = time.monotonic()
-        self._progress.match_began()
+
+    def _run_again(self, now: float) -> None:
+        """Start the match's clock: what it was suspended for is known now."""
+        since = self._row.suspended_at
+        away = 0.0 if since is None else now - since
+        suspended_s = self._row.suspended_s + away
+        self._row = self._row._replace(suspended_at=None, suspended_s=suspended_s)
+        self._mark("running")
 
     def _ending(self) -> Result | None:
         result = self._position.result()
@@ -128,8 +142,8 @@ class Match:
 
     async def _ply(self, due: float) -> Result | None:
         """Play one ply; a result where the player's failure ends the match."""
-        position, seat = self._position, Seat(self._names[self._position.side], self._position.side)
-        decision = await self._decide(seat, due)
+        position, side = self._position, self._position.side
+        decision = await self._decide(Seat(self._spec.agents[side], side), due)
         done = time.monotonic()
         attempts = self._attempt_rows(decision.attempts)
         self._made = ()
@@ -137,16 +151,13 @@ class Match:
             self._store.add(*attempts)
             self._progress.forfeited(decision)
             return _loss(position, decision, self._game)
-        if decision.move not in position.legal_moves():
-            raise _LeftForResume(
-                f"agent {seat.agent} returned {decision.move!r}, which is not legal"
-            )
+        self._doing = f"game {self._spec.game}"
         clock = self._store.clock
         after = position.play(decision.move)
         row = PlyRow(
             self._spec.id,
             position.ply,
-            position.side,
+            side,
             decision.move,
             position.notation(decision.move, self._game.record_notation),
             after.fen,
@@ -162,7 +173,8 @@ class Match:
 
     async def _decide(self, seat: Seat, due: float) -> Decision:
         """The agent's decision, asked again for as long as only the infrastructure fails."""
-        tries = 0
+        player = self._players[seat.side]
+        tries = refusals = 0
         while True:
             turn = Turn(
                 self._spec.id,
@@ -174,31 +186,44 @@ class Match:
                 due,
                 self._made,
             )
+            if not player.is_engine_ready():
+                self._suspend("its engine is being started again")
+            self._doing = f"agent {seat.agent}"
             try:
-                decision = await self._players[seat.side].agent.choose(turn)
+                decision = await player.agent.choose(turn)
             except EngineError as error:
-                tries += not isinstance(error.__cause__ or error, Overloaded)
-                await self._interrupted(error, tries)
-            except Exception as error:  # a bug in an agent must not cost a player the game
-                self._log.error("agent_raised", agent=seat.agent, error=traceback.format_exc())
-                raise _LeftForResume(f"agent {seat.agent} raised {error!r}") from error
+                is_refusal = isinstance(error.__cause__ or error, Overloaded)
+                tries, refusals = tries + (not is_refusal), refusals + is_refusal
+                await self._interrupted(error, tries, tries + refusals)
             else:
+                self._check(decision, seat)
                 if self._row.state == "suspended":
                     self._resumed()
                 return decision
 
-    async def _interrupted(self, error: EngineError, tries: int) -> None:
+    def _check(self, decision: object, seat: Seat) -> None:
+        """What a user's own agent may get wrong is no fault of a player's."""
+        if not isinstance(decision, Decision):
+            raise _LeftForResume(f"agent {seat.agent} returned {decision!r}, which is no Decision")
+        if decision.move is None:
+            if decision.fault is None or decision.fault.is_infrastructure:
+                raise _LeftForResume(
+                    f"agent {seat.agent} gave no move and no fault of its own ({decision.fault})"
+                )
+        elif decision.move not in self._position.legal_moves():
+            raise _LeftForResume(
+                f"agent {seat.agent} returned {decision.move!r}, which is not legal"
+            )
+
+    async def _interrupted(self, error: EngineError, tries: int, rounds: int) -> None:
         """Record an infrastructure fault, stop the match's clock, wait before the next try."""
         cause = error.__cause__ if isinstance(error.__cause__, EngineError) else error
-        if isinstance(error, Interrupted):
-            self._made += error.attempts
-            self._store.add(*self._attempt_rows(error.attempts))
-            for attempt in error.attempts:
-                self._progress.fault(attempt.fault or cause.kind)
-        else:
-            self._progress.fault(cause.kind)
-        overloaded = isinstance(cause, Overloaded)
-        if not overloaded:
+        attempts = error.attempts if isinstance(error, Interrupted) else (self._bare(error),)
+        self._made += attempts
+        self._store.add(*self._attempt_rows(attempts))
+        for attempt in attempts:
+            self._progress.fault(attempt.fault or cause.kind)
+        if not isinstance(cause, Overloaded):
             self._suspend(str(cause))
         if isinstance(cause, EngineDead) and cause.final:
             self._progress.engine_failure = str(cause)
@@ -207,23 +232,29 @@ class Match:
             raise _LeftForResume(str(cause))
         if tries >= MAX_TRIES:
             raise _LeftForResume(f"{tries} infrastructure faults in a row; the last: {cause}")
-        wait = min(_LAST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** min(tries, 10))
+        wait = min(_LAST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** min(rounds - 1, 10))
         going_on = await self._pacer.until(time.monotonic() + wait * self._dice.uniform(0.5, 1.0))
         if not going_on:
             raise _LeftForResume("the run was stopped")
 
+    def _bare(self, error: EngineError) -> Attempt:
+        """The attempt that an engine's error stands for, where an agent passes it on as it is."""
+        n = sum(a.fault is not None and not a.fault.is_infrastructure for a in self._made)
+        request_id = f"{self._spec.id}/{self._position.ply}/{n}/{len(self._made)}"
+        return Attempt(n, None, Fault(error.kind), str(error), request_id)
+
     def _suspend(self, why: str) -> None:
         if self._row.state != "suspended":
-            self._suspended_at = self._store.clock.now()
+            self._row = self._row._replace(suspended_at=self._store.clock.now())
             self._mark("suspended")
             self._store.event("match_suspended", {"match": self._spec.id, "why": why})
             self._progress.match_suspended()
             self._log.info("match_suspended", why=why)
 
     def _resumed(self) -> None:
-        away = self._store.clock.now() - self._suspended_at
-        self._row = self._row._replace(suspended_s=self._row.suspended_s + away)
-        self._mark("running")
+        before = self._row.suspended_s
+        self._run_again(self._store.clock.now())
+        away = self._row.suspended_s - before
         self._store.event("match_resumed", {"match": self._spec.id, "away_s": away})
         self._progress.match_resumed()
 
@@ -233,7 +264,7 @@ class Match:
             state="finished",
             winner=result.winner,
             termination=result.termination.value,
-            detail=result.detail,
+            detail=storable(result.detail),
             score_first=first,
             score_second=second,
             ended=self._store.clock.now(),
@@ -250,20 +281,18 @@ class Match:
 
     async def _leave(self, why: str) -> MatchRow:
         """Leave the match unfinished, so that `resume` goes on from its last committed ply."""
-        self._row = self._row._replace(state="suspended", detail=why)
+        was_suspended = self._row.state == "suspended"
+        since = self._row.suspended_at if was_suspended else self._store.clock.now()
+        self._row = self._row._replace(state="suspended", detail=storable(why), suspended_at=since)
         await self._store.commit(self._row)
-        self._progress.match_left()
+        self._progress.match_left(was_suspended=was_suspended)
         tell = self._log.info if self._pacer.is_stopping else self._log.warning
-        tell("match_left", why=why, ply=self._position.ply)
+        tell("match_left", why=why)
         return self._row
 
     def _mark(self, state: str) -> None:
         self._row = self._row._replace(state=state, detail=None)  # type: ignore[arg-type]
         self._store.add(self._row)
-
-    @property
-    def _names(self) -> tuple[str, str]:
-        return self._spec.agents
 
     def _attempt_rows(self, attempts: Sequence[Attempt]) -> list[AttemptRow]:
         side = self._position.side
@@ -283,7 +312,7 @@ class Match:
         )
         fault = attempt.fault.value if attempt.fault else None
         if reply is None:
-            return AttemptRow(*head, None, None, fault, storable(attempt.detail), *(None,) * 12)
+            return AttemptRow(*head, fault=fault, detail=storable(attempt.detail))
         times = reply.timings
         return AttemptRow(
             *head,

@@ -55,10 +55,7 @@ def agent_context(config: RunConfig, **more: Any) -> AgentContext:
         run_seed=config.seed,
         move_limit_seconds=config.pace.move_limit_seconds,
         prompts={game: section.system or "" for game, section in config.prompts.items()},
-        games=tuple(
-            (text.partition("/")[0], ruleset)
-            for text, (_, ruleset) in zip(config.tournament.games, config.games(), strict=True)
-        ),
+        games=tuple((choice.name, choice.ruleset) for choice in config.games()),
         **more,
     )
 
@@ -69,8 +66,8 @@ def check_contexts(config: RunConfig, agents: Mapping[str, object]) -> None:
         agent = agents.get(settings.name)
         if not isinstance(agent, LlmAgent):
             continue
-        for text, (game, ruleset) in zip(config.tournament.games, config.games(), strict=True):
-            need = agent.context_need(text.partition("/")[0], ruleset)
+        for name, game, ruleset in config.games():
+            need = agent.context_need(name, ruleset)
             refusal = need.refusal(config.tournament.max_plies)
             if refusal is not None:
                 raise ConfigError(

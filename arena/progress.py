@@ -74,7 +74,10 @@ class Progress:
         return self._plies
 
     def match_began(self) -> None:
-        self.has_begun = True
+        if not self.has_begun:
+            self.has_begun = True
+            self._began = time.monotonic()
+            self._marks.append((self._began, self._plies))
         self._running += 1
 
     def match_suspended(self) -> None:
@@ -88,7 +91,8 @@ class Progress:
         self._finished += 1
         self._results.append(row)
 
-    def match_left(self) -> None:
+    def match_left(self, *, was_suspended: bool) -> None:
+        self._suspended -= was_suspended
         self._running -= 1
         self._left += 1
 
@@ -120,14 +124,15 @@ class Progress:
     def view(self) -> ProgressView:
         """The state now; call it at most a few times a second."""
         now = time.monotonic()
-        self._marks.append((now, self._plies))
+        if self.has_begun:
+            self._marks.append((now, self._plies))
         while len(self._marks) > 2 and now - self._marks[0][0] > _WINDOW_S:
             self._marks.popleft()
-        then, plies = self._marks[0]
+        then, plies = self._marks[0] if self._marks else (now, 0)
         rate = (self._plies - plies) / (now - then) if now > then else 0.0
         waiting = self._total - self._running - self._finished - self._left
         return ProgressView(
-            now - self._began,
+            now - self._began if self.has_begun else 0.0,
             waiting,
             self._running - self._suspended,
             self._suspended + self._left,

@@ -114,11 +114,14 @@ def moves(records: Records) -> list[dict[str, Any]]:
     attempts: dict[tuple[str, int], list[AttemptRow]] = defaultdict(list)
     for attempt in records.attempts:
         attempts[attempt.match_id, attempt.ply].append(attempt)
+    starts = [event.at for event in records.events if event.kind == "process_start"]
     played: list[dict[str, Any]] = []
     for index, ply in enumerate(records.plies):
         follower = records.plies[index + 1] if index + 1 < len(records.plies) else None
         same = follower is not None and follower.match_id == ply.match_id
         commit = follower.ready - ply.done if same and follower is not None else 0.0
+        if follower is not None and any(ply.done <= at <= follower.ready for at in starts):
+            commit = 0.0  # between two processes
         played.append(_move(ply, attempts.get((ply.match_id, ply.ply), []), max(commit, 0.0)))
     return played
 
@@ -153,12 +156,27 @@ def _total_ms(parts: Sequence[float | None]) -> float | None:
 
 
 def _elapsed(records: Records) -> float | None:
-    """Seconds from the first match's start to the last thing recorded of a match."""
+    """Seconds from the first match's start to the end of the last one, or to the last record."""
     starts = [row.started for row in records.matches if row.started is not None]
     if not starts:
         return None
-    ends = [row.ended for row in records.matches if row.ended is not None]
-    return max([ply.done for ply in records.plies] + ends + [min(starts)]) - min(starts)
+    last = _last_record(records)
+    ends = [_end(row, last) for row in records.matches if row.started is not None]
+    return max(ends) - min(starts)
+
+
+def _end(row: MatchRow, last_record: float) -> float:
+    """When a match that was begun ended or was left; while it runs, the last thing recorded."""
+    known = row.ended if row.ended is not None else row.suspended_at
+    return last_record if known is None else known
+
+
+def _last_record(records: Records) -> float:
+    times = [ply.done for ply in records.plies]
+    times += [sample.at for sample in records.samples[-1:]]
+    times += [event.at for event in records.events[-1:]]
+    times += [row.started for row in records.matches if row.started is not None]
+    return max(times, default=0.0)
 
 
 def _lost_moves(finished: Sequence[MatchRow]) -> int:
@@ -170,15 +188,12 @@ def _attainment(records: Records, period: float) -> dict[str, float | None]:
     """Plies made of those that the pace allowed, in all and for the seat that fared worst."""
     if not period:
         return {"pace_attainment": None, "min_seat_attainment": None}
-    made: dict[tuple[str, int], int] = defaultdict(int)
-    last: dict[str, float] = {}
-    for ply in records.plies:
-        made[ply.match_id, ply.side] += 1
-        last[ply.match_id] = ply.done
+    made = Counter((ply.match_id, ply.side) for ply in records.plies)
+    last = _last_record(records)
     seconds = {
-        row.id: _running_seconds(row, last.get(row.id))
+        row.id: max(_end(row, last) - row.started - row.suspended_s, 0.0)
         for row in records.matches
-        if row.started is not None and row.id in last
+        if row.started is not None
     }
     seats = [
         made[match_id, side] / (running / period)
@@ -188,16 +203,9 @@ def _attainment(records: Records, period: float) -> dict[str, float | None]:
     ]
     allowed = math.fsum(seconds.values()) / (period / 2)
     return {
-        "pace_attainment": _ratio(sum(made.values()), allowed),
+        "pace_attainment": _ratio(made.total(), allowed),
         "min_seat_attainment": min(seats, default=None),
     }
-
-
-def _running_seconds(row: MatchRow, last_done: float | None) -> float:
-    end = row.ended if row.ended is not None else last_done
-    if row.started is None or end is None:
-        return 0.0
-    return max(end - row.started - row.suspended_s, 0.0)
 
 
 def _result(row: MatchRow, plies: int) -> dict[str, Any]:
@@ -208,7 +216,7 @@ def _result(row: MatchRow, plies: int) -> dict[str, Any]:
         "first": row.agent_first,
         "second": row.agent_second,
         "opening": row.opening,
-        "winner": None if row.winner is None else (row.agent_first, row.agent_second)[row.winner],
+        "winner": None if row.winner is None else row.agents[row.winner],
         "termination": row.termination,
         "detail": row.detail,
         "scores": None if row.score_first is None else [row.score_first, row.score_second],
@@ -220,9 +228,9 @@ def _pairings(finished: Sequence[MatchRow]) -> list[dict[str, Any]]:
     """Wins, draws and losses of the first-named agent of each pairing."""
     table: dict[tuple[str, str, str], list[int]] = {}
     for row in finished:
-        one, two = sorted((row.agent_first, row.agent_second))
+        one, two = sorted(row.agents)
         counts = table.setdefault((label(row.game, row.ruleset), one, two), [0, 0, 0])
-        winner = None if row.winner is None else (row.agent_first, row.agent_second)[row.winner]
+        winner = None if row.winner is None else row.agents[row.winner]
         counts[1 if winner is None else 0 if winner == one else 2] += 1
     return [
         {"game": game, "agent": one, "opponent": two, "wins": w, "draws": d, "losses": lost}
@@ -238,11 +246,11 @@ def _agents(
     modes: dict[str, str | None] = {}
     for move in played:
         row = matches[move["ply"].match_id]
-        name = (row.agent_first, row.agent_second)[move["ply"].side]
+        name = row.agents[move["ply"].side]
         groups[name, label(row.game, row.ruleset)].append(move)
     for attempt in records.attempts:
         row = matches[attempt.match_id]
-        name = (row.agent_first, row.agent_second)[attempt.side]
+        name = row.agents[attempt.side]
         modes[name] = attempt.mode
         if attempt.fault is not None:
             faults[name, label(row.game, row.ruleset)][attempt.fault] += 1
@@ -339,7 +347,7 @@ def _standings(finished: Sequence[MatchRow]) -> list[dict[str, Any]]:
     """Points per agent and game: 1 for a win, half for a draw. Ratings are not estimated here."""
     table: dict[tuple[str, str], list[int]] = {}
     for row in finished:
-        for side, name in enumerate((row.agent_first, row.agent_second)):
+        for side, name in enumerate(row.agents):
             counts = table.setdefault((label(row.game, row.ruleset), name), [0, 0, 0])
             counts[1 if row.winner is None else 0 if row.winner == side else 2] += 1
     rows = [

@@ -92,7 +92,11 @@ async def resume(folder: Path, view: View) -> Outcome:
     opened = Store.resume(folder)
     held = store.read(folder)
     cut_off = [
-        row._replace(state="suspended", detail="the arena's process ended")
+        row._replace(
+            state="suspended",
+            detail="the arena's process ended",
+            suspended_at=opened.clock.start,
+        )
         for row in held.matches
         if row.state == "running"
     ]
@@ -103,8 +107,13 @@ async def resume(folder: Path, view: View) -> Outcome:
         config = configs.parse(json.loads(held.run.config_json))
     except ConfigError as error:
         await opened.close()
-        raise StoreError(f"{folder}: its config cannot be read by this version: {error}") from None
-    return await _play(tournament.resumed_plan(config, held), opened, view)
+        raise StoreError(f"{folder}: its config cannot be read: {error}") from None
+    plan = tournament.resumed_plan(config, held)
+    if not plan.unfinished:
+        view.announce("every match of this run is finished")
+        await opened.close()
+        return Outcome("finished")
+    return await _play(plan, opened, view)
 
 
 async def _play(plan: Plan, opened: Store, view: View) -> Outcome:
@@ -114,22 +123,25 @@ async def _play(plan: Plan, opened: Store, view: View) -> Outcome:
     progress = Progress(len(plan.specs), finished, plan.config.slo.move_seconds)
     pacer = Pacer()
     failure = None
-    with logging_to(folder, plan.config.name):
+    with logging_to(folder, plan.config.name), _Interrupts(pacer, progress, view) as interrupts:
         try:
-            playing = tournament.run(plan, opened, pacer, progress, view)
-            was_interrupted = await _interruptible(playing, pacer, progress, view)
-        except EnginesFailed as error:
-            failure, was_interrupted = str(error), False
-            log.error("engine_failed", why=failure)
+            await interrupts.play(tournament.run(plan, opened, pacer, progress, view))
+        except (EnginesFailed, StoreError) as error:
+            failure = str(error)
+            log.info("run_failed", why=failure)
         finally:
-            await opened.close()
+            with contextlib.suppress(StoreError):  # said already
+                await opened.close()
     held = store.read(folder)
-    records.write_files(folder, held)
+    try:
+        records.write_files(folder, held)
+    except OSError as error:
+        failure = failure or f"the game records cannot be written ({error.strerror})"
     left = sum(row.state != "finished" for row in held.matches)
-    again = f"`arena resume {folder}` goes on"
+    again = f"the run is kept, `arena resume {folder}` goes on"
     if failure is not None:
         return Outcome("engine_failed", f"{failure}; {again}")
-    if was_interrupted:
+    if interrupts.count and left:
         return Outcome("interrupted", f"interrupted with {left} matches to go; {again}")
     if left:
         why = next((row.detail for row in held.matches if row.state == "suspended"), None)
@@ -137,36 +149,44 @@ async def _play(plan: Plan, opened: Store, view: View) -> Outcome:
     return Outcome("finished")
 
 
-async def _interruptible(
-    playing: Coroutine[Any, Any, None], pacer: Pacer, progress: Progress, view: View
-) -> bool:
-    """Play; True if a signal ended it. The first lets current plies end, the second does not."""
-    loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(playing)
-    signals = 0
+class _Interrupts:
+    """Signals of a person: the first lets current plies end, the second does not wait for them.
 
-    def interrupt() -> None:
-        nonlocal signals
-        signals += 1
-        if signals == 1 and progress.has_begun:
-            view.announce("finishing the current plies; interrupt again to stop at once")
-            pacer.stop()
-        else:
-            task.cancel()
+    More of them change nothing: the store is closed and the records are written in any case.
+    """
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt)
-    try:
-        await task
-    except asyncio.CancelledError:
-        if not signals:
-            raise
-    except BaseExceptionGroup as group:
-        raise _first(group) from group
-    finally:
+    def __init__(self, pacer: Pacer, progress: Progress, view: View) -> None:
+        self._pacer, self._progress, self._view = pacer, progress, view
+        self._task: asyncio.Future[None] | None = None
+        self.count = 0
+
+    def __enter__(self) -> "_Interrupts":
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-    return signals > 0
+            asyncio.get_running_loop().add_signal_handler(number, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    async def play(self, playing: Coroutine[Any, Any, None]) -> None:
+        """Await `playing`; returns when a signal ended it. Raises the first error of a group."""
+        self._task = asyncio.ensure_future(playing)
+        try:
+            await self._task
+        except asyncio.CancelledError:
+            if not self.count:
+                raise
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
+
+    def _take(self) -> None:
+        self.count += 1
+        if self.count == 1 and self._progress.has_begun:
+            self._pacer.stop()
+            self._view.announce("finishing the current plies; interrupt again to stop at once")
+        elif self._task is not None:
+            self._task.cancel()
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -190,6 +210,16 @@ def _versions() -> dict[str, Any]:
     return found
 
 
+def log_to_stderr() -> None:
+    """Where logs go while there is no run to hold them."""
+
+    def write(_: Any, method: str, event: structlog.typing.EventDict) -> str:
+        _echo(event)
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[structlog.processors.add_log_level, write])
+
+
 @contextlib.contextmanager
 def logging_to(folder: Path, run: str) -> Iterator[None]:
     """JSON lines in the run's log; warnings also as plain lines on stderr."""
@@ -197,11 +227,12 @@ def logging_to(folder: Path, run: str) -> Iterator[None]:
 
         def write(_: Any, method: str, event: structlog.typing.EventDict) -> str:
             line = json.dumps(event, default=str, ensure_ascii=False)
-            file.write(line + "\n")
-            file.flush()
-            if event.get("level") not in ("warning", "error", "critical"):
-                raise structlog.DropEvent
-            return _human_line(event)
+            with contextlib.suppress(OSError):  # a full disk stops the store, and says so there
+                file.write(line + "\n")
+                file.flush()
+            if event.get("level") in ("warning", "error", "critical"):
+                _echo(event)
+            raise structlog.DropEvent
 
         structlog.configure(
             processors=[
@@ -210,21 +241,22 @@ def logging_to(folder: Path, run: str) -> Iterator[None]:
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
                 write,
             ],
-            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
             cache_logger_on_first_use=False,
         )
         with structlog.contextvars.bound_contextvars(run=run):
             try:
                 yield
             finally:
-                structlog.reset_defaults()
+                log_to_stderr()
 
 
-def _human_line(event: structlog.typing.EventDict) -> str:
+def _echo(event: structlog.typing.EventDict) -> None:
+    """A log line for people, on stderr."""
     told = {
         key: value
         for key, value in event.items()
         if key not in ("event", "level", "timestamp", "run")
     }
     facts = " ".join(f"{key}={value}" for key, value in told.items())
-    return f"{event['level']}: {event['event']} {facts}".rstrip()
+    with contextlib.suppress(OSError, ValueError):  # nobody reads stderr any more
+        sys.stderr.write(f"{event['level']}: {event['event']} {facts}".rstrip() + "\n")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from arena.config import RunConfig, openings_of
+from arena.config import GameChoice, RunConfig, openings_of
 from games import Start
 
 
@@ -31,10 +31,7 @@ def matches(config: RunConfig) -> tuple[MatchSpec, ...]:
     games are interleaved, so that drift of the machine hits all alike.
     """
     specs: list[MatchSpec] = []
-    games = [
-        (text.partition("/")[0], ruleset, _shuffled(config, text, ruleset))
-        for text, (_, ruleset) in zip(config.tournament.games, config.games(), strict=True)
-    ]
+    games = [(choice.name, choice.ruleset, _shuffled(config, choice)) for choice in config.games()]
     names = [agent.name for agent in config.agents]
     for index in range(config.tournament.pairs):
         for first, second in combinations(names, 2):
@@ -56,11 +53,10 @@ def pair(
     return one, two
 
 
-def _shuffled(config: RunConfig, text: str, ruleset: str) -> Sequence[Start]:
-    from arena.config import game_of
-
-    starts = list(openings_of(config, game_of(text)[0], ruleset))
-    random.Random(f"openings/{config.seed}/{text}").shuffle(starts)
+def _shuffled(config: RunConfig, choice: GameChoice) -> Sequence[Start]:
+    starts = list(openings_of(config, choice.game, choice.ruleset))
+    dice = random.Random(f"openings/{config.seed}/{choice.name}/{choice.ruleset}")
+    dice.shuffle(starts)
     return starts
 
 

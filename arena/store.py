@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -37,7 +36,7 @@ CREATE TABLE matches(
     opening TEXT NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('scheduled', 'running', 'suspended', 'finished')),
     winner INTEGER, termination TEXT, detail TEXT, score_first REAL, score_second REAL,
-    started REAL, ended REAL, suspended_s REAL NOT NULL DEFAULT 0,
+    started REAL, ended REAL, suspended_at REAL, suspended_s REAL NOT NULL DEFAULT 0,
     number INTEGER NOT NULL) STRICT;
 CREATE TABLE plies(
     match_id TEXT NOT NULL REFERENCES matches(id), ply INTEGER NOT NULL, side INTEGER NOT NULL,
@@ -84,8 +83,16 @@ class MatchRow(NamedTuple):
     score_second: float | None
     started: float | None
     ended: float | None
+    suspended_at: float | None
+    """Since when it has not been running, while it is suspended."""
     suspended_s: float
+    """Seconds it has been suspended, apart from now."""
     number: int
+
+    @property
+    def agents(self) -> tuple[str, str]:
+        """Names of the agents of side 0 and side 1."""
+        return self.agent_first, self.agent_second
 
 
 class PlyRow(NamedTuple):
@@ -104,7 +111,7 @@ class PlyRow(NamedTuple):
 
 
 class AttemptRow(NamedTuple):
-    """One question to an engine and what came of it."""
+    """One question to an engine and what came of it; without a reply, only the fault is known."""
 
     request_id: str
     match_id: str
@@ -113,22 +120,22 @@ class AttemptRow(NamedTuple):
     n: int
     engine: str | None
     mode: str | None
-    reply_text: str | None
-    finish: str | None
-    fault: str | None
-    detail: str
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    completion_tokens: int | None
-    submitted: float | None
-    admitted: float | None
-    first_token: float | None
-    done: float | None
-    queue_s: float | None
-    prefill_s: float | None
-    decode_s: float | None
-    step_requests_mean: float | None
-    replica: str | None
+    reply_text: str | None = None
+    finish: str | None = None
+    fault: str | None = None
+    detail: str = ""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    submitted: float | None = None
+    admitted: float | None = None
+    first_token: float | None = None
+    done: float | None = None
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    step_requests_mean: float | None = None
+    replica: str | None = None
 
 
 class SampleRow(NamedTuple):
@@ -205,6 +212,8 @@ class RunClock:
     """The run's time axis: seconds since it began, going on where a former process stopped."""
 
     def __init__(self, offset: float = 0.0) -> None:
+        self.start = offset
+        """Run time at which this process took the run up."""
         self._zero = time.monotonic() - offset
 
     def of(self, monotonic: float) -> float:
@@ -243,6 +252,18 @@ class Store:
         except OSError as error:
             raise StoreError(f"{folder}: cannot be made ({error.strerror})") from None
         lock = _lock(folder)
+        try:
+            cls._lay(folder, run, matches)
+        except (sqlite3.Error, OSError) as error:
+            os.close(lock)
+            raise StoreError(f"{folder}: a run cannot be written there ({error})") from None
+        store = cls(folder, lock, RunClock())
+        store._note_start()
+        return store
+
+    @staticmethod
+    def _lay(folder: Path, run: RunRow, matches: Iterable[MatchRow]) -> None:
+        """Write a new database beside its place, and move it there whole."""
         for name in ("run.db", "run.db-wal", "run.db-shm", "run.db.partial"):
             (folder / name).unlink(missing_ok=True)
         partial = folder / "run.db.partial"
@@ -256,9 +277,6 @@ class Store:
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             db.execute("PRAGMA journal_mode = WAL")
         os.replace(partial, folder / "run.db")
-        store = cls(folder, lock, RunClock())
-        store._note_start()
-        return store
 
     @classmethod
     def resume(cls, folder: Path) -> "Store":
@@ -270,6 +288,8 @@ class Store:
                 "SELECT max(coalesce((SELECT max(done) FROM plies), 0),"
                 " coalesce((SELECT max(done) FROM attempts), 0),"
                 " coalesce((SELECT max(ended) FROM matches), 0),"
+                " coalesce((SELECT max(started) FROM matches), 0),"
+                " coalesce((SELECT max(at) FROM engine_samples), 0),"
                 " coalesce((SELECT max(at) FROM events), 0))"
             ).fetchone()
         store = cls(folder, lock, RunClock(offset=last))
@@ -293,9 +313,11 @@ class Store:
         return done
 
     def _hand_over(self, rows: Sequence[Row], waiter: asyncio.Future[None] | None) -> None:
-        if self._failure is not None:
-            raise StoreError(f"{self.folder / 'run.db'}: {self._failure}") from self._failure
         with self._wake:
+            if self._failure is not None:
+                raise StoreError(f"{self.folder / 'run.db'}: {self._failure}") from self._failure
+            if self._closing:
+                raise StoreError(f"{self.folder / 'run.db'}: is closed")
             for row in rows:
                 kind = type(row)
                 self._rows.setdefault(kind, []).append(row)
@@ -364,7 +386,10 @@ def _reject(waiters: Sequence[asyncio.Future[None]], reason: str) -> None:
 
 def _lock(folder: Path) -> int:
     """Hold the run: the file descriptor keeps the lock until it is closed or the process ends."""
-    descriptor = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        descriptor = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be written to ({error.strerror})") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -382,16 +407,33 @@ def _connect(folder: Path) -> sqlite3.Connection:
     return db
 
 
+def _open_read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path.resolve().as_uri() + "?mode=ro", uri=True)
+
+
 def check_free(folder: Path, *, replace: bool) -> None:
     """StoreError if `folder` is no place for a new run."""
-    if folder.exists() and not folder.is_dir():
+    try:
+        is_file = folder.exists() and not folder.is_dir()
+        has_run = (folder / "run.db").exists()
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{str(folder)[:80]}: is no usable folder ({error})") from None
+    if is_file:
         raise StoreError(f"{folder} is a file; name a folder for the run")
-    if (folder / "run.db").exists() and not replace:
+    if has_run and not replace:
         raise StoreError(
             f"{folder} already holds a run; `arena resume {folder}` goes on with it, "
             "--replace starts it anew, --out names another folder"
         )
-    if replace and folder.is_dir() and not (folder / "run.db").exists() and any(folder.iterdir()):
+    try:
+        is_foreign = (
+            folder.is_dir()
+            and not (folder / "run.db").exists()
+            and any(path.name not in ("run.lock", "run.db.partial") for path in folder.iterdir())
+        )
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be read ({error.strerror})") from None
+    if is_foreign:
         raise StoreError(f"{folder} is not empty and holds no run; name another folder")
 
 
@@ -401,7 +443,7 @@ def check_run(folder: Path) -> None:
     if not path.is_file():
         raise StoreError(f"{folder}: holds no run (no run.db); name the folder of a run")
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        with closing(_open_read_only(path)) as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             db.execute("SELECT 1 FROM run").fetchone()
     except sqlite3.Error as error:
@@ -413,8 +455,7 @@ def check_run(folder: Path) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Records:
+class Records(NamedTuple):
     """Everything a run holds, read at once."""
 
     run: RunRow
@@ -428,17 +469,22 @@ class Records:
 def read(folder: Path) -> Records:
     """All records of a run, consistent with each other, also while it is being played."""
     check_run(folder)
-    with closing(sqlite3.connect(f"file:{folder / 'run.db'}?mode=ro", uri=True)) as db:
-        db.execute("BEGIN")
-        (run,) = _select(db, RunRow, "run", "id")
-        return Records(
-            run,
-            _select(db, MatchRow, "matches", "number"),
-            _select(db, PlyRow, "plies", "match_id, ply"),
-            _select(db, AttemptRow, "attempts", "match_id, ply, rowid"),
-            _select(db, SampleRow, "engine_samples", "at"),
-            _select(db, EventRow, "events", "at, rowid"),
-        )
+    try:
+        with closing(_open_read_only(folder / "run.db")) as db:
+            db.execute("BEGIN")
+            (run,) = _select(db, RunRow, "run", "id")
+            return Records(
+                run,
+                _select(db, MatchRow, "matches", "number"),
+                _select(db, PlyRow, "plies", "match_id, ply"),
+                _select(db, AttemptRow, "attempts", "match_id, ply, rowid"),
+                _select(db, SampleRow, "engine_samples", "rowid"),
+                _select(db, EventRow, "events", "at, rowid"),
+            )
+    except (sqlite3.Error, ValueError) as error:
+        raise StoreError(
+            f"{folder / 'run.db'}: is damaged ({error}); `sqlite3 run.db .recover` may save it"
+        ) from None
 
 
 def _select(db: sqlite3.Connection, row: type[_T], table: str, order: str) -> tuple[_T, ...]:

@@ -1,8 +1,12 @@
 """What a person sees in a terminal: a run while it is played, and its summary. Home of rich."""
 
 import asyncio
+import io
+import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TextIO
 
 from rich import box
@@ -48,7 +52,8 @@ class PlainView:
             self._say(plain_line(progress.view()))
 
     def _say(self, line: str) -> None:
-        print(line, file=self._out, flush=True)
+        with suppress(OSError):  # nobody reads it any more; the run goes on
+            print(line, file=self._out, flush=True)
 
 
 class RichView:
@@ -58,11 +63,12 @@ class RichView:
         self._console = Console(file=out)
 
     def announce(self, message: str) -> None:
-        self._console.print(Text(message, style="dim"))
+        with suppress(OSError):
+            self._console.print(Text(message, style="dim"))
 
     async def watch(self, progress: Progress) -> None:
-        live = Live(console=self._console, auto_refresh=False, transient=False)
-        with live:
+        # when the terminal is gone the run goes on
+        with suppress(OSError), Live(console=self._console, auto_refresh=False) as live:
             try:
                 while True:
                     live.update(panel(progress.view()), refresh=True)
@@ -135,14 +141,18 @@ def _engine_cells(engine: Any) -> tuple[str, str, str]:
 
 
 def _result_line(row: MatchRow) -> str:
-    names = (row.agent_first, row.agent_second)
+    names = row.agents
     outcome = "draw" if row.winner is None else f"{names[row.winner]} won"
-    return f"{label(row.game, row.ruleset)}: {names[0]} v {names[1]}: {outcome}, {row.termination}"
+    how = (row.termination or "").replace("_", " ")
+    return f"{label(row.game, row.ruleset)}: {names[0]} v {names[1]}: {outcome}, {how}"
 
 
 def print_report(report: Mapping[str, Any], out: TextIO) -> None:
     """The summary of a run as tables."""
-    console = Console(file=out, highlight=False, width=None if out.isatty() else 120)
+    page = io.StringIO()  # rich would end the process where a pipe breaks
+    is_terminal = out.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else 120
+    console = Console(file=page, highlight=False, width=width, force_terminal=is_terminal)
     counts = report["matches"]
     console.print(
         Text.assemble(
@@ -163,6 +173,7 @@ def print_report(report: Mapping[str, Any], out: TextIO) -> None:
         if table.row_count:
             console.print()
             console.print(table)
+    out.write(page.getvalue())
 
 
 def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
@@ -225,7 +236,9 @@ def _agents_table(agents: Sequence[Mapping[str, Any]]) -> Table:
 
 def _parts_table(agents: Sequence[Mapping[str, Any]]) -> Table:
     parts = ("queue", "prefill", "decode", "harness")
-    table = _table("Where it goes: medians, ms", "agent", "game", *parts, right=parts)
+    table = _table(
+        "Where it goes: medians, ms (harness with the commit)", "agent", "game", *parts, right=parts
+    )
     for row in agents:
         medians = (_number(row[f"{part}_ms"]["p50"], 1) for part in parts)
         table.add_row(Text(row["name"]), row["game"], *medians)
@@ -311,3 +324,8 @@ def _tree_lines(value: Mapping[str, Any], indent: str = "") -> list[str]:
             shown = f"{inner:,.3f}" if isinstance(inner, float) else inner
             lines.append(f"{indent}{key}: {'n/a' if inner is None else shown}")
     return lines
+
+
+def let_go_of_stdout() -> None:
+    """The reader of our output has left: Python must not complain when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,13 +11,13 @@ from typing import Protocol
 import structlog
 
 from agents import Attempt, Fault, LlmConfig, build_agent
-from arena.config import RunConfig
+from arena.config import ConfigError, RunConfig
 from arena.match import Match, MatchRules, Past, Player
 from arena.pace import Pacer
 from arena.preflight import agent_context, check_contexts, used_engines
 from arena.progress import Progress
 from arena.schedule import MatchSpec
-from arena.store import AttemptRow, MatchRow, PlyRow, Records, SampleRow, Store
+from arena.store import AttemptRow, MatchRow, PlyRow, Records, SampleRow, Store, StoreError
 from games import Start, load_game
 from serving import (
     Engine,
@@ -36,6 +36,8 @@ log = structlog.get_logger()
 DENSE_SAMPLES = 20_000
 """Engine steps stored one by one; after that each stored step stands for `SPARSE_STEPS`."""
 SPARSE_STEPS = 10
+_LAST_SNAPSHOTS_S = 2.0
+"""A user's own engine may not end its snapshots when it is closed."""
 
 
 class EnginesFailed(Exception):
@@ -99,16 +101,22 @@ async def run(plan: Plan, store: Store, pacer: Pacer, progress: Progress, view: 
         matches = _matches(plan, players, store, pacer, progress)
         view.announce(f"playing {len(plan.unfinished)} matches")
         async with asyncio.TaskGroup() as group:
-            for name, engine in engines.items():
+            recorders = [
                 group.create_task(_record_engine(name, engine, store, progress))
+                for name, engine in engines.items()
+            ]
             watching = group.create_task(view.watch(progress))
             with _calm_collector():
                 async with asyncio.TaskGroup() as tables:
-                    for _ in range(config.tournament.parallel_matches):
+                    for _ in range(min(config.tournament.parallel_matches, len(plan.specs))):
                         tables.create_task(_play_in_turn(matches, pacer, progress))
             watching.cancel()
             for engine in engines.values():
                 await engine.close()  # ends the snapshots, the last step included
+            if recorders:
+                _, late = await asyncio.wait(recorders, timeout=_LAST_SNAPSHOTS_S)
+                for recorder in late:
+                    recorder.cancel()
     if progress.engine_failure is not None:
         raise EnginesFailed(progress.engine_failure)
 
@@ -180,13 +188,16 @@ async def _open_engines(
         store.event("survivor_ended", {"process_group": survivor})
     engines = {}
     for name in used_engines(config):
-        engine = build_engine(
-            name,
-            config.engine(name),
-            log_dir=store.folder,
-            stall_seconds=config.faults.stall_seconds,
-            restart_limit=config.faults.restart_limit,
-        )
+        try:
+            engine = build_engine(
+                name,
+                config.engine(name),
+                log_dir=store.folder,
+                stall_seconds=config.faults.stall_seconds,
+                restart_limit=config.faults.restart_limit,
+            )
+        except Exception as error:  # a user's own class raises what it likes
+            raise EnginesFailed(f"engines.{name}: could not be made: {error!r}") from error
         stack.push_async_callback(engine.close)
         view.announce(f"starting engine {name} ({engine.kind})")
         engines[name] = engine
@@ -194,8 +205,8 @@ async def _open_engines(
         async with asyncio.TaskGroup() as group:
             for engine in engines.values():
                 group.create_task(engine.open())
-    except* (EngineError, ValueError) as failed:  # ValueError: a model that cannot be had
-        raise EnginesFailed(str(failed.exceptions[0])) from failed
+    except* Exception as failed:  # a model that cannot be had, a user's own engine
+        raise EnginesFailed(str(failed.exceptions[0]) or repr(failed.exceptions[0])) from failed
     for name, engine in engines.items():
         detail = {"engine": name, "kind": engine.kind, "version": engine.version}
         store.event("engine_ready", detail)
@@ -220,25 +231,49 @@ async def _open_players(
             if isinstance(agent_config, LlmConfig)
             else (None, None)
         )
-        players[agent_config.name] = Player(agent_config.name, agent, engine, mode)
-    check_contexts(config, {name: player.agent for name, player in players.items()})
+        ready = _readiness(engines[engine]) if engine is not None else lambda: True
+        players[agent_config.name] = Player(agent_config.name, agent, engine, mode, ready)
+    try:
+        check_contexts(config, {name: player.agent for name, player in players.items()})
+    except ConfigError as error:
+        raise EnginesFailed(str(error)) from None
     return players
 
 
+def _readiness(engine: Engine) -> Callable[[], bool]:
+    return lambda: engine.is_ready
+
+
 async def _record_engine(name: str, engine: Engine, store: Store, progress: Progress) -> None:
-    """Store an engine's steps as they come, and its restarts as events."""
+    """Store an engine's steps as they come, and its restarts as events.
+
+    What it computed before the first match is no part of the run's figures.
+    """
     steps = restarts = 0
-    async with contextlib.aclosing(engine.snapshots()) as snapshots:  # type: ignore[type-var]
-        async for snapshot in snapshots:
+
+    def note_restarts() -> None:
+        nonlocal restarts
+        while restarts < engine.restarts:
+            restarts += 1
+            store.event("engine_restarted", {"engine": name, "restarts": restarts})
+
+    try:
+        async for snapshot in engine.snapshots():
+            note_restarts()
             progress.engine_stepped(name, snapshot, engine.restarts)
-            if engine.restarts != restarts:
-                restarts = engine.restarts
-                store.event("engine_restarted", {"engine": name, "restarts": restarts})
+            if not progress.has_begun:
+                continue
             steps += 1
             if steps <= DENSE_SAMPLES:
                 store.add(_sample(name, snapshot, store, 1))
             elif steps % SPARSE_STEPS == 0:
                 store.add(_sample(name, snapshot, store, SPARSE_STEPS))
+    except StoreError:
+        raise
+    # a user's own engine raises what it likes; lost telemetry must not end the run
+    except Exception as error:  # noqa: BLE001
+        log.warning("snapshots_lost", engine=name, error=repr(error))
+    note_restarts()
 
 
 def _sample(name: str, snapshot: EngineSnapshot, store: Store, steps: int) -> SampleRow:
@@ -278,6 +313,7 @@ def _row(spec: MatchSpec, number: int) -> MatchRow:
         score_second=None,
         started=None,
         ended=None,
+        suspended_at=None,
         suspended_s=0.0,
         number=number,
     )
@@ -285,7 +321,7 @@ def _row(spec: MatchSpec, number: int) -> MatchRow:
 
 def _spec(row: MatchRow) -> MatchSpec:
     start = Start(row.start_fen, row.ruleset, row.opening)
-    names = (row.agent_first, row.agent_second)
+    names = row.agents
     return MatchSpec(row.id, row.pair_id, row.game, row.ruleset, names, start)
 
 

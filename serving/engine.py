@@ -255,6 +255,12 @@ class Engine(Protocol):
         """Times the engine was started again after it died or stalled."""
         ...
 
+    @property
+    def is_ready(self) -> bool:
+        """False while the engine is down and being started again: requests wait, and matches that
+        ask are suspended."""
+        ...
+
     async def open(self) -> None:
         """Start and be ready for `generate`; raises EngineDead or EngineUnavailable."""
         ...

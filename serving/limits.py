@@ -58,6 +58,11 @@ class Limited:
         return self._engine.restarts
 
     @property
+    def is_ready(self) -> bool:
+        """As the engine says; a user's own that does not say counts as ready."""
+        return bool(getattr(self._engine, "is_ready", True))
+
+    @property
     def inner(self) -> Engine:
         """The engine behind the limit."""
         return self._engine

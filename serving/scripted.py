@@ -158,6 +158,7 @@ class ScriptedEngine:
     kind = "scripted"
     version = "1"
     restarts = 0
+    is_ready = True
 
     def __init__(self, start: EngineStart, config: ScriptedConfig) -> None:
         self.name = start.name
@@ -202,7 +203,9 @@ class ScriptedEngine:
         return self._reply(request, fault, number, admitted)
 
     async def snapshots(self) -> AsyncIterator[EngineSnapshot]:
-        while not self._closed.is_set():
+        """Every `SNAPSHOT_PERIOD_S`, and one last after the close, with the final totals."""
+        while True:
+            is_last = self._closed.is_set()
             yield EngineSnapshot(
                 at=time.monotonic(),
                 source="sampled",
@@ -212,6 +215,8 @@ class ScriptedEngine:
                 prefix_hits=self._hits,
                 rejected=self._overloaded,
             )
+            if is_last:
+                return
             try:
                 async with asyncio.timeout(SNAPSHOT_PERIOD_S):
                     await self._closed.wait()

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import structlog
+
 from serving.engine import EngineDead, EngineError
 from serving.process import (
     SCRATCH_PREFIX,
@@ -22,8 +24,11 @@ from serving.process import (
 )
 from serving.vllm_wire import decode, encode
 
+_REAP_LIMIT_S = 5.0
 _GUARD_END_S = 3.0
 _LOG_TAIL_BYTES = 64_000
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +134,30 @@ class HostProcess:
         return self._process.pid
 
     async def end(self, *, grace_s: float = TERMINATE_GRACE_S) -> None:
-        """End the host, vLLM's processes and the guard; returns when none is left."""
+        """End the host, vLLM's processes and the guard; returns when none is left.
+
+        One that the system cannot kill (stuck in a driver) is left, with its record on disk.
+        """
         self.link.close()
         await end_group(self.pgid, grace_s=grace_s)
-        await self._process.wait()
+        is_gone = await self._is_reaped()
         with suppress(OSError, TimeoutError):
             self._lifeline.shutdown(socket.SHUT_WR)
             async with asyncio.timeout(_GUARD_END_S):
                 await asyncio.get_running_loop().sock_recv(self._lifeline, 1)
         self._lifeline.close()
         await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
-        self._start.record_file.unlink(missing_ok=True)
+        if is_gone:
+            self._start.record_file.unlink(missing_ok=True)
+
+    async def _is_reaped(self) -> bool:
+        try:
+            async with asyncio.timeout(_REAP_LIMIT_S):
+                await self._process.wait()
+        except TimeoutError:
+            log.warning("engine.not_ended", engine=self._start.name, pid=self.pgid)
+            return False
+        return True
 
 
 async def spawn(start: HostStart, take: Callable[[str, list[Any]], None]) -> HostProcess:

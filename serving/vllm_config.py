@@ -177,21 +177,22 @@ def _cpu_kv_bytes(config: VllmConfig, shape: ModelShape | None) -> int:
     return min(one * (config.max_concurrent + 1), max(CPU_KV_BYTES, 2 * one))
 
 
-def engine_environment(
-    config: VllmConfig, device: Literal["cpu", "cuda"], *, is_local: bool
-) -> dict[str, str]:
-    """Environment variables for the engine's process, beside the arena's own."""
+def engine_environment(config: VllmConfig, device: Literal["cpu", "cuda"]) -> dict[str, str]:
+    """Environment variables for the engine's process, beside the arena's own.
+
+    The model's directory is on this machine by then: nothing is looked up on the Hub.
+    """
     environment = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
         **bytecode_environment("vllm"),
     }
     if device == "cpu":
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         environment["OMP_NUM_THREADS"] = str(config.threads or max(1, cpu_count() // 2))
-    if is_local:
-        environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     return environment
 
 

@@ -49,6 +49,8 @@ START_LIMIT_S = {"cpu": 300.0, "cuda": 900.0}
 """A cold start with its first step takes minutes on a busy machine, and where a GPU's graphs are
 captured for a large model; a process that ends before is noticed at once."""
 
+_QUEUE_SLACK = 0.05
+_QUEUE_SLACK_S = 0.25
 _EXPIRE_S = 5.0
 _RESET_S = 10.0
 _SNAPSHOTS_KEPT = 4096
@@ -128,6 +130,12 @@ class VllmEngine:
         )
 
     @property
+    def is_ready(self) -> bool:
+        if self._final is not None:
+            return True
+        return self._host is not None and not self._host.link.failed.done()
+
+    @property
     def pgid(self) -> int | None:
         """The process group of the engine's processes, while it has one."""
         return self._host.pgid if self._host else None
@@ -205,7 +213,7 @@ class VllmEngine:
             arguments=engine_args(
                 config, str(model.directory), self._device, shape_of(config.model)
             ),
-            environment=engine_environment(config, self._device, is_local=True),
+            environment=engine_environment(config, self._device),
             warm_up_ids=list(self.template.render(warm_up).ids),
             limit_s=START_LIMIT_S[self._device],
             command=self.host_command,
@@ -383,8 +391,17 @@ class VllmEngine:
         return Reply(answer.text, finish, usage, timings, answer.step_requests_mean)
 
     def _was_computing(self, pending: _Pending, answer: Answer, now: float) -> bool:
-        """True if an unconstrained request ran into its deadline while the engine worked on it."""
+        """True if an unconstrained request ran into its deadline while the engine worked on it.
+
+        Its own time must have used the deadline up: what it spent in the engine's queue costs
+        nobody, but for the wait for the step under way, which every request has.
+        """
         request = pending.request
+        slack_s = max(_QUEUE_SLACK_S, _QUEUE_SLACK * request.deadline_s)
+        slack_s = min(slack_s, request.deadline_s / 4)
+        own_s = now - pending.admitted - (answer.queue_s or 0.0)
+        if own_s < request.deadline_s - slack_s:
+            return False
         recent_s = min(self._settings.stall_seconds, request.deadline_s / 2)
         is_moving = now - self._last_progress <= recent_s
         return request.choices is None and answer.completion > 0 and is_moving
@@ -409,18 +426,21 @@ class _Telemetry:
         self._queries = 0
         self._hits = 0
         self._preemptions = 0
+        self._last_at = 0.0
         self._unread: deque[EngineSnapshot] = deque(maxlen=_SNAPSHOTS_KEPT)
         self._changed = asyncio.Event()
         self._closed = False
 
     def add(self, now: float, steps: list[Step]) -> None:
         for step in steps:
+            # ages hold for the time of sending; of two batches read at once the first seems newer
+            self._last_at = max(self._last_at, now - step.age_s)
             self._queries += step.prefix_queries
             self._hits += step.prefix_hits
             self._preemptions += step.preemptions
             self._unread.append(
                 EngineSnapshot(
-                    at=now - step.age_s,
+                    at=self._last_at,
                     source="per_step",
                     running=step.running,
                     waiting=step.waiting,

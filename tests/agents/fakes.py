@@ -57,6 +57,7 @@ class ScriptEngine:
     kind = "script"
     version = "1"
     restarts = 0
+    is_ready = True
 
     def __init__(
         self,

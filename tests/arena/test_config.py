@@ -51,6 +51,8 @@ def test_no_ply_cap_survives_the_round_trip() -> None:
         ({"tournament": {"games": []}}, r"tournament\.games: "),
         ({"tournament": {"games": ["go"]}}, r"tournament\.games: .*go.*chess"),
         ({"tournament": {"games": ["janggi/xiangqi"]}}, r'tournament\.games: .*"xiangqi".*janggi'),
+        ({"tournament": {"games": ["chess", "chess"]}}, r"chess/standard is named twice"),
+        ({"tournament": {"games": ["janggi/janggi", "janggi"]}}, r"janggi/janggi is named twice"),
         ({"tournament": {"format": "swiss"}}, r"tournament\.format: is 'swiss'"),
         ({"name": "../../etc"}, r"name: is "),
         ({"seed": -1}, r"seed: is -1"),
@@ -110,18 +112,18 @@ def test_a_mistake_is_one_line_with_key_and_remedy(changes: dict[str, Any], said
 
 def test_unknown_books_and_set_ups_are_named() -> None:
     config = parse(data(openings={"book": "nowhere.epd"}))
-    game, ruleset = config.games()[0]
+    _, game, ruleset = config.games()[0]
     with pytest.raises(ConfigError, match=r"openings\.book: .*nowhere\.epd"):
         openings_of(config, game, ruleset)
     config = parse(data(openings={"janggi_setups": ["HHEE/HEEH"]}))
-    game, ruleset = config.games()[1]
+    _, game, ruleset = config.games()[1]
     with pytest.raises(ConfigError, match="HHEE/HEEH"):
         openings_of(config, game, ruleset)
 
 
 def test_set_ups_can_be_chosen_and_chess_keeps_its_book() -> None:
     config = parse(data(openings={"book": "start", "janggi_setups": ["HEEH/EHHE", "EHEH/HEHE"]}))
-    (chess, standard), (janggi, ruleset) = config.games()
+    (_, chess, standard), (_, janggi, ruleset) = config.games()
     assert len(openings_of(config, chess, standard)) == 1
     names = [start.name for start in openings_of(config, janggi, ruleset)]
     assert names == ["Cho HEEH, Han EHHE", "Cho EHEH, Han HEHE"]

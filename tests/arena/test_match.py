@@ -1,8 +1,7 @@
 """A match pays for its players' failures and never for the infrastructure's."""
 
 import asyncio
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,6 +75,7 @@ class Table:
     pacer: Pacer = field(default_factory=Pacer)
     actors: tuple[Actor, Actor] = field(init=False)
     progress: Progress = field(default_factory=lambda: Progress(1, 0, 1.0))
+    is_engine_ready: Callable[[], bool] = lambda: True
 
     def __post_init__(self) -> None:
         self.actors = (Actor(self.first), Actor(self.second))
@@ -91,8 +91,8 @@ class Table:
         else:
             store = Store.resume(self.folder)
         players = (
-            Player("ann", self.actors[0], "main", "free"),
-            Player("bob", self.actors[1], "main", "free"),
+            Player("ann", self.actors[0], "main", "free", self.is_engine_ready),
+            Player("bob", self.actors[1], "main", "free", self.is_engine_ready),
         )
         rules = MatchRules(7, 0.0, 3, self.max_plies)
         match = Match(spec, game, players, rules, store, self.pacer, self.progress, past)
@@ -262,14 +262,71 @@ async def test_a_match_goes_on_mid_game_from_what_the_store_holds(tmp_path: Path
     assert [a.fault for a in first_turn.made] == [Fault.REJECTED]
 
 
-async def test_time_between_two_processes_is_not_the_match_s(tmp_path: Path) -> None:
+async def test_time_between_processes_is_not_the_match_s(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     await Table(folder, ["f2f3", RequestRejected("later")], ["e7e5"]).play()
+    for _ in range(3):
+        await _resumed(folder, [RequestRejected("later again")], [])
     table = await _resumed(folder, ["g2g4"], ["d8h4"])
     (row,) = table.records().matches
-    starts = [
-        json.loads(e.detail_json)["offset_s"]
-        for e in table.records().events
-        if e.kind == "process_start"
-    ]
-    assert row.suspended_s >= starts[1] - table.records().plies[1].done
+    assert row.state == "finished"
+    assert row.started is not None
+    assert row.ended is not None
+    assert row.suspended_at is None
+    assert 0 < row.suspended_s < row.ended - row.started
+
+
+@pytest.mark.parametrize(
+    ("decision", "said"),
+    [
+        (None, "no Decision"),
+        ("e7e5", "no Decision"),
+        (Decision(None, None, ()), "no move and no fault"),
+        (Decision(None, Fault.STALLED, ()), "no move and no fault of its own"),
+    ],
+)
+async def test_what_an_own_agent_gets_wrong_costs_no_player_a_game(
+    tmp_path: Path, decision: Decision, said: str
+) -> None:
+    table = Table(tmp_path / "r", ["e2e4"], [])
+
+    async def choose(turn: Turn) -> Decision:
+        return decision
+
+    table.actors[1].choose = choose  # type: ignore[method-assign]
+    row = await table.play()
+    assert (row.state, row.winner) == ("suspended", None)
+    assert row.detail is not None
+    assert said in row.detail
+
+
+async def test_an_engine_error_passed_on_as_it_is_stands_in_the_records(tmp_path: Path) -> None:
+    table = Table(tmp_path / "r", ["f2f3", "g2g4"], ["e7e5", "d8h4"])
+    choose, raised = table.actors[1].choose, [EngineStalled("one"), Overloaded("two")]
+
+    async def choose_after_faults(turn: Turn) -> Decision:
+        if raised:
+            raise raised.pop(0)
+        return await choose(turn)
+
+    table.actors[1].choose = choose_after_faults  # type: ignore[method-assign]
+    row = await table.play()
+    assert row.termination == "checkmate"
+    faults = [a.fault for a in table.records().attempts]
+    assert faults.count("stalled") == faults.count("overloaded") == 1
+
+
+async def test_waiting_for_an_engine_that_is_down_is_suspension(tmp_path: Path) -> None:
+    table = Table(tmp_path / "r", ["f2f3", "g2g4"], ["e7e5", "d8h4"])
+    table.is_engine_ready = iter([True, True, False, True]).__next__
+    row = await table.play()
+    assert row.termination == "checkmate"
+    kinds = [e.kind for e in table.records().events if e.kind.startswith("match_")]
+    assert kinds == ["match_suspended", "match_resumed"]
+
+
+async def test_text_that_sqlite_cannot_hold_leaves_the_run_readable(tmp_path: Path) -> None:
+    table = Table(tmp_path / "r", ["e2e4"], [RuntimeError("\ud800 and \0")])
+    await table.play()
+    (row,) = table.records().matches
+    assert row.state == "suspended"

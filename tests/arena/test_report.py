@@ -35,6 +35,7 @@ def a_match(**changes: object) -> MatchRow:
         "score_second": None,
         "started": 10.0,
         "ended": 13.0,
+        "suspended_at": None,
         "suspended_s": 1.0,
         "number": 0,
     }
@@ -163,6 +164,24 @@ def test_an_infrastructure_fault_is_no_part_of_the_harness_and_is_counted() -> N
     assert report["infrastructure_faults"] == {"engine_dead": 1}
     assert report["agents"][0]["harness_ms"]["p50"] is None
     assert report["agents"][0]["latency_ms"]["p50"] == pytest.approx(450)
+
+
+def test_a_resume_between_two_plies_is_no_harness_time() -> None:
+    held = records()
+    late = held.plies[1]._replace(ready=40.0, due=40.0, done=40.4)
+    began = EventRow(39.0, "process_start", "{}")
+    report = build(held._replace(plies=(held.plies[0], late), events=(began,)))
+    assert report["agents"][0]["harness_ms"]["max"] == pytest.approx(50)
+
+
+def test_a_match_that_starves_shows() -> None:
+    held = records()
+    starving = a_match(state="running", winner=None, termination=None, ended=None)
+    sample = held.samples[0]._replace(at=40.0)
+    report = build(held._replace(matches=(starving,), samples=(*held.samples, sample)))
+    # 29 seconds running allow 58 plies
+    assert report["pace_attainment"] == pytest.approx(2 / 58)
+    assert report["min_seat_attainment"] == pytest.approx(1 / 29)
 
 
 def test_standings_and_results() -> None:

@@ -45,6 +45,7 @@ def match_row(name: str = "m1", number: int = 0) -> MatchRow:
         score_second=None,
         started=None,
         ended=None,
+        suspended_at=None,
         suspended_s=0.0,
         number=number,
     )

@@ -48,6 +48,7 @@ class DiceEngine:
     kind = "own_engine:DiceEngine"
     version = "1"
     restarts = 0
+    is_ready = True
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.name = str(config.get("name", "dice"))

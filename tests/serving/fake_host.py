@@ -6,6 +6,7 @@ die          ends at every request
 dead         reports `dead` at every request
 hang         takes requests and says nothing more
 drip         sends steps for ever; answers only when told to expire, with what there is
+drip:S       the same, and says that S seconds passed in its queue
 freeze       like drip, without the steps
 refuse       an error of each kind, in turn
 crash        writes an error and ends before it is ready
@@ -87,7 +88,9 @@ class FakeHost:
 
     def expire(self, number: int) -> None:
         if self.behaviour in ("drip", "freeze"):
-            partial = Answer(number, "I thi", "abort", 9, 3, 0, 0.0, 0.0, 0.0, None)
+            partial = Answer(
+                number, "I thi", "abort", 9, 3, 0, float(self.marker or 0), 0.0, 0.0, None
+            )
             self.send(["reply", *partial])
 
     def abort(self, number: int) -> None:

@@ -212,9 +212,11 @@ def test_the_environment_keeps_a_small_machine_responsive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("serving.vllm_config.cpu_count", lambda: 2)
-    environment = engine_environment(VllmConfig(), "cpu", is_local=True)
+    environment = engine_environment(VllmConfig(), "cpu")
     assert environment["OMP_NUM_THREADS"] == "1"
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert environment["HF_HUB_OFFLINE"] == "1"
-    assert engine_environment(VllmConfig(threads=6), "cpu", is_local=True)["OMP_NUM_THREADS"] == "6"
-    assert "OMP_NUM_THREADS" not in engine_environment(VllmConfig(), "cuda", is_local=False)
+    assert engine_environment(VllmConfig(threads=6), "cpu")["OMP_NUM_THREADS"] == "6"
+    on_gpu = engine_environment(VllmConfig(), "cuda")
+    assert "OMP_NUM_THREADS" not in on_gpu
+    assert (on_gpu["HF_HUB_OFFLINE"], on_gpu["TRANSFORMERS_OFFLINE"]) == ("1", "1")

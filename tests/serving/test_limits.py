@@ -33,6 +33,7 @@ class GatedEngine:
     limits = EngineLimits(context_tokens=100, max_concurrent=2, max_queued=2)
 
     def __init__(self) -> None:
+        self.is_ready = True
         self.gates: dict[str, asyncio.Future[None]] = {}
         self.order: list[str] = []
 
@@ -145,6 +146,17 @@ async def test_refusals_are_folded_into_snapshots(make_request: MakeRequest) -> 
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_readiness_is_the_engines_and_unsaid_counts_as_ready() -> None:
+    engine = GatedEngine()
+    limited = Limited(engine)
+    said = [limited.is_ready]
+    engine.is_ready = False
+    said.append(limited.is_ready)
+    del engine.is_ready
+    said.append(limited.is_ready)
+    assert said == [True, False, True]
 
 
 async def both_permits_are_free(

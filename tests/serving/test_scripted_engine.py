@@ -192,11 +192,23 @@ async def test_snapshots_are_labelled_as_samples_and_end_at_close(
             await engine.close()
 
     await asyncio.wait_for(collect(), 1.0)
-    assert [(one.source, one.step_requests, one.prefix_queries) for one in seen] == [
+    assert {(one.source, one.step_requests, one.prefix_queries) for one in seen} == {
         ("sampled", None, 100)
-    ]
+    }
     with pytest.raises(EngineDead):
         await engine.generate(make_request())
+
+
+async def test_the_last_snapshot_counts_the_last_rejections(make_request: MakeRequest) -> None:
+    engine = scripted(faults=[{"kind": "overload", "at": [0]}])
+    assert engine.is_ready
+    snapshots = engine.snapshots()
+    first = await anext(snapshots)
+    with pytest.raises(Overloaded):
+        await engine.generate(make_request())
+    await engine.close()
+    rest = [snapshot async for snapshot in snapshots]
+    assert [first.rejected, *(one.rejected for one in rest)] == [0, 1]
 
 
 @pytest.mark.timeout(240)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+import structlog
 
 from serving import (
     EngineDead,
@@ -25,6 +26,8 @@ from serving import (
     VllmEngine,
 )
 from serving.process import group_members
+from serving.vllm_engine import _Telemetry
+from serving.vllm_wire import Step
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -94,16 +97,36 @@ async def test_snapshots_are_per_step_with_running_totals_and_end_at_close(
     }
 
 
+async def test_steps_read_in_one_turn_keep_their_order_and_none_is_lost_at_the_close() -> None:
+    telemetry = _Telemetry()
+
+    async def collect() -> list[EngineSnapshot]:
+        return [snapshot async for snapshot in telemetry.snapshots()]
+
+    collecting = asyncio.create_task(collect())
+    await asyncio.sleep(0)
+    for ages in ((0.08, 0.01), (0.1, 0.05, 0.0)):
+        telemetry.add(50.0, [Step(age, 2, 7, 2, 1, 0.25, 100, 64, 0) for age in ages])
+    telemetry.close()
+    seen = await collecting
+    assert [one.at for one in seen] == [49.92, 49.99, 49.99, 49.99, 50.0]
+    assert seen[-1].prefix_queries == 500
+
+
 async def test_death_fails_what_is_in_flight_and_the_next_start_goes_on(
     launch: Launch, make_request: MakeRequest, tmp_path: Path
 ) -> None:
     engine = await launch(f"die_once:{tmp_path / 'died'}")
     first_group = engine.pgid
+    ready = [engine.is_ready]
     with pytest.raises(EngineDead) as caught:
         await engine.generate(make_request(0))
     assert not caught.value.final
+    ready.append(engine.is_ready)
     reply = await engine.generate(make_request(1))
     assert reply.text == "e2e4"
+    ready.append(engine.is_ready)
+    assert ready == [True, False, True]
     assert engine.restarts == 1
     assert first_group is not None
     assert group_members(first_group) == []
@@ -115,12 +138,14 @@ async def test_after_the_last_restart_death_is_final(
 ) -> None:
     engine = await launch(behaviour, restarts=1)
     ends: list[bool] = []
+    assert engine.is_ready
     for number in range(4):
         with pytest.raises(EngineDead) as caught:
             await engine.generate(make_request(number))
         ends.append(caught.value.final)
     assert ends == [False, False, True, True]
     assert engine.restarts == 1
+    assert engine.is_ready, "nothing is being started any more"
 
 
 async def test_a_host_that_does_not_start_says_why(launch: Launch) -> None:
@@ -165,6 +190,15 @@ async def test_a_free_answer_cut_by_its_deadline_keeps_its_text(
     engine = await launch("drip")
     reply = await engine.generate(make_request(choices=None, deadline_s=0.2))
     assert (reply.text, reply.finish, reply.usage.completion) == ("I thi", Finish.DEADLINE, 3)
+
+
+async def test_time_in_the_engines_own_queue_costs_no_player_the_game(
+    launch: Launch, make_request: MakeRequest
+) -> None:
+    engine = await launch("drip:0.18")
+    with pytest.raises(EngineStalled, match=r"not answered in 0.2 s"):
+        await engine.generate(make_request(choices=None, deadline_s=0.2))
+    assert engine.restarts == 0
 
 
 @pytest.mark.parametrize(
@@ -225,3 +259,20 @@ async def test_closing_while_it_starts_leaves_nothing(
     await engine.close()
     with pytest.raises(EngineDead, match="closed"):
         await waiting
+
+
+async def test_a_process_that_cannot_be_ended_does_not_hold_the_close_up(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await launch("answer")
+    assert engine._host is not None
+    monkeypatch.setattr("serving.vllm_child._REAP_LIMIT_S", 0.01)
+    monkeypatch.setattr(engine._host._process, "wait", asyncio.Event().wait)
+    with structlog.testing.capture_logs() as logs:
+        await engine.close()
+    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == [
+        "engine.not_ended"
+    ]
+    record = tmp_path / "engine-main.pid"
+    assert record.exists(), "a later run may end it"
+    record.unlink()
