@@ -52,7 +52,7 @@ $(READY): pyproject.toml cpu-constraints.txt cpu-overrides.txt Makefile
 	  fi; \
 	  echo "Making $(VENV) (about 2.5 GB; a few minutes the first time)" >&2; \
 	  $(PYTHON) -m venv --clear $(VENV); \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c cpu-constraints.txt uv; \
+	  $(BIN)/python -m pip install -qq --disable-pip-version-check -c cpu-constraints.txt uv; \
 	fi; \
 	case "$$(uname -s) $$(uname -m)" in \
 	  "Linux x86_64"|"Linux aarch64") ;; \
@@ -61,7 +61,8 @@ $(READY): pyproject.toml cpu-constraints.txt cpu-overrides.txt Makefile
 	esac; \
 	source=$$($(MAKE) --silent --no-print-directory torch-source); \
 	touch $(UNFINISHED); \
-	$(BIN)/uv pip install --python $(BIN)/python $$source \
+	echo "Installing packages" >&2; \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python $$source \
 	    --override cpu-overrides.txt -c cpu-constraints.txt -e '.[$(EXTRAS)]' \
 	  || { code=$$?; [ $$code -ge 128 ] || rm -f $(UNFINISHED); exit $$code; }; \
 	rm -f $(UNFINISHED); \

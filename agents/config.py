@@ -192,8 +192,11 @@ def build_agent(config: AgentConfig, engines: Mapping[str, Engine], context: Age
         make = _own_class(config.kind)
         try:
             return cast("Agent", make(config.table, engines))
-        except (TypeError, ValueError, LookupError) as error:
-            raise ValueError(f"kind: {config.kind} could not be made: {error}") from error
+        # a user's own class raises what it likes
+        except Exception as error:
+            raise ValueError(
+                f"kind: {config.kind} could not be made: {_one_line(error)}"
+            ) from error
     return AGENT_KINDS[config.kind].build(config, engines, context)
 
 
@@ -201,12 +204,16 @@ def _own_class(kind: str) -> Callable[[dict[str, Any], Mapping[str, Engine]], ob
     module, _, name = kind.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise ValueError(
-            f"kind: {kind} cannot be imported ({error}); is its folder on PYTHONPATH?"
-        ) from error
     except AttributeError as error:
         raise ValueError(f"kind: module {module} has no {name}; write module:Class") from error
+    except Exception as error:
+        raise ValueError(
+            f"kind: {kind} cannot be imported ({_one_line(error)}); is its folder on PYTHONPATH?"
+        ) from error
     if not callable(found):
         raise ValueError(f"kind: {kind} is not a class; write module:Class")
     return cast("Callable[[dict[str, Any], Mapping[str, Engine]], object]", found)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

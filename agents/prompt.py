@@ -206,12 +206,13 @@ class ContextNeed:
         plies = 8 if max_plies is None else max_plies
         if self.window >= plies:
             return None
-        remedy = "" if max_plies is None else f", or max_plies to at most {max(0, self.window)}"
+        can_shorten = max_plies is not None and self.window > 0
+        remedy = f", or lower max_plies to {self.window}" if can_shorten else ""
         return (
             f"a game of {plies} plies may need {self.tokens(plies)} tokens "
             f"({self.prefix_tokens} before the moves, {self.move_tokens} a move, "
             f"{self.answer_tokens} for the answer) and context_tokens is {self.context_tokens}: "
-            f"raise context_tokens{remedy}"
+            f"raise context_tokens to {self.tokens(plies)}{remedy}"
         )
 
 

@@ -26,15 +26,18 @@ def load_game(kind: str) -> Game:
         raise ValueError(f'unknown game {kind!r}; known: {known}, or your own as "module:Class"')
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ValueError(f"game {kind!r}: {error}") from error
+    # a user's own module raises what it likes
+    except Exception as error:
+        raise ValueError(
+            f"game {kind!r}: cannot be imported ({_one_line(error)}); is its folder on PYTHONPATH?"
+        ) from error
     factory = getattr(module, class_name, None)
     if not callable(factory):
         raise ValueError(f"game {kind!r}: module {module_name} has no class {class_name}")
     try:
         game = factory()
-    except TypeError as error:
-        raise ValueError(f"game {kind!r}: {class_name}() failed: {error}") from error
+    except Exception as error:
+        raise ValueError(f"game {kind!r}: {class_name}() failed: {_one_line(error)}") from error
     missing = [name for name in _MEMBERS if not hasattr(game, name)]
     if missing:
         raise ValueError(f"game {kind!r}: {class_name} lacks {', '.join(missing)}")
@@ -50,7 +53,13 @@ _MEMBERS = (
     "position",
     "openings",
     "adjudicate_ply_cap",
+    "record_file",
+    "record",
 )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def split_game(text: str) -> tuple[str, str | None]:

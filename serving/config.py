@@ -21,7 +21,7 @@ class EngineConfigError(ValueError):
 class EngineConfig(BaseModel):
     """Knobs that mean the same for every engine; a kind that lacks one refuses it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     lacking: ClassVar[dict[str, str]] = {}
     """Knobs of other kinds that this kind has not, each with the reason."""

@@ -72,13 +72,46 @@ def _own_class(config: OwnEngineConfig) -> Any:
     module_name, _, class_name = config.kind.partition(":")
     try:
         return getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise EngineConfigError(f"kind {config.kind!r} cannot be imported: {error}") from error
+    # a user's own module raises what it likes
+    except Exception as error:
+        raise EngineConfigError(
+            f"kind {config.kind!r} cannot be imported ({_one_line(error)}); is its folder on "
+            "PYTHONPATH?"
+        ) from error
 
 
 def _check_own(config: OwnEngineConfig) -> None:
-    if not callable(_own_class(config)):
-        raise EngineConfigError(f"kind {config.kind!r} is not a class")
+    """Makes one, so that what its constructor refuses is known before anything is written."""
+    try:
+        engine = _own_class(config)({"name": "check", **config.model_dump()})
+    except EngineConfigError:
+        raise
+    except Exception as error:
+        raise EngineConfigError(
+            f"kind {config.kind!r} could not be made: {_one_line(error)}"
+        ) from error
+    missing = [name for name in _MEMBERS if not hasattr(engine, name)]
+    if missing:
+        raise EngineConfigError(f"kind {config.kind!r} lacks {', '.join(missing)}")
+
+
+_MEMBERS = (
+    "name",
+    "kind",
+    "version",
+    "template",
+    "limits",
+    "restarts",
+    "open",
+    "generate",
+    "snapshots",
+    "prime",
+    "close",
+)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _build_own(start: EngineStart, config: OwnEngineConfig) -> Engine:

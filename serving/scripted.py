@@ -92,6 +92,7 @@ class ScriptedConfig(EngineConfig):
     tokens_per_reply: int | None = Field(
         default=None,
         ge=1,
+        le=1_000_000,
         description="Tokens said to be written; omitted: one a character and one.",
     )
     replies: tuple[str, ...] = Field(

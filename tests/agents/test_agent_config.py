@@ -128,7 +128,7 @@ def test_a_missing_engine_is_named() -> None:
         ("no_such_module:X", {}, "cannot be imported"),
         ("own_agent:Missing", {}, "module own_agent has no Missing"),
         ("own_agent:__name__", {}, "is not a class"),
-        ("own_agent:FavouriteAgent", {"favourites": []}, "could not be made: 'engine'"),
+        ("own_agent:FavouriteAgent", {"favourites": []}, "could not be made: KeyError: 'engine'"),
     ],
 )
 def test_an_own_class_that_cannot_be_made_is_one_line(

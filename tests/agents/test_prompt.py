@@ -128,7 +128,7 @@ def test_context_need_has_both_numbers() -> None:
     assert refusal is not None
     assert "203 tokens" in refusal
     assert "context_tokens is 200" in refusal
-    assert "max_plies to at most 15" in refusal
+    assert "raise context_tokens to 203, or lower max_plies to 15" in refusal
     assert "\n" not in refusal
 
 

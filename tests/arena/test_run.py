@@ -334,6 +334,16 @@ class BrokenTelemetryEngine(DyingEngine):
         (["run", "{config}", "--set", "tournament.max_plies=5000"], "raise context_tokens"),
         (["run", "{config}", "--set", "openings.book=none.epd"], "openings.book"),
         (["run", "{config}", "--out", "{config}"], "is a file"),
+        (["run", "{config}", "--out", "{folder}"], "is not empty and holds no run"),
+        (["run", "{config}", "--set", 'engines.main.kind="no_such:Engine"'], "PYTHONPATH"),
+        (["run", "{config}", "--set", 'engines.main.kind="string:Formatter"'], "could not be made"),
+        (["run", "{config}", "--set", 'tournament.games=["string:Formatter"]'], "lacks name"),
+        (["run", "{config}", "--set", "tournament.pairs=100000000"], "a run takes at most"),
+        (["run", "{config}", "--set", "engines.main.latency_seconds=inf"], "latency_seconds"),
+        (["run", "{config}", "--set", "agents.0.kind=llmm"], "'llmm' is not known"),
+        (["run", "{config}", "--set", "engines.main.kind=scriptd"], "'scriptd' is unknown"),
+        (["run", "{config}", "--set", "openings.janggi_setups=none"], "'none' is no set-up"),
+        (["run", "{config}", "--set", "tournament.pairs=true"], "pairs: is True"),
         (["resume", "{folder}"], "holds no run"),
         (["report", "{folder}/nowhere"], "holds no run"),
         (["validate", "{config}", "--set", "agents.0.engine=zzz"], 'no engine is named "zzz"'),
@@ -355,7 +365,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert arena(*filled) == 2
     error = capsys.readouterr().err
     told = [line for line in error.splitlines() if line.startswith("arena: ")]
-    assert len(told) == 1
+    assert len(told) == 1, error
     assert said in told[0]
     assert "Traceback" not in error
     assert [path.name for path in tmp_path.iterdir()] == ["t.toml"]
