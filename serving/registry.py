@@ -35,7 +35,7 @@ def engine_kind(kind: str) -> EngineKind:
     if kind not in ENGINE_KINDS:
         known = ", ".join(sorted(ENGINE_KINDS))
         raise EngineConfigError(
-            f'engine kind {kind!r} is unknown: use one of {known}, or your own as "module:Class"'
+            f'kind: {kind!r} is unknown; use one of {known}, or your own as "module:Class"'
         )
     return ENGINE_KINDS[kind]
 
