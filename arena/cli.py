@@ -6,6 +6,7 @@ could not start or died for good, the run is kept; 130 interrupted, the run is k
 
 import argparse
 import io
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -18,6 +19,10 @@ USAGE, INTERRUPTED = 2, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     parsed = _parser().parse_args(arguments)
+    if sys.stdout is None or sys.stderr is None:  # started with one of them closed
+        # for as long as the process lives
+        nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name need not fit the locale
@@ -32,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"arena: {error}; `arena doctor` says what to mend", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
+        print("arena: interrupted", file=sys.stderr)
         return INTERRUPTED
     return code
 

@@ -226,6 +226,15 @@ def test_a_reader_of_stderr_that_leaves_ends_no_run(tmp_path: Path) -> None:
     assert {row.state for row in read(tmp_path / "run").matches} == {"finished"}
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">/dev/full", "| head -1"])
+def test_output_that_goes_nowhere_is_no_traceback(tmp_path: Path, closed: str) -> None:
+    run(tmp_path / "a")
+    command = f"{sys.executable} -m arena.cli report {tmp_path / 'a' / 'run'} {closed}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == (1 if "full" in closed else 0)
+
+
 def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     config, folder = write_config(tmp_path), tmp_path / "a#b?c%20d 한"
     assert arena("run", config, "--out", folder, "--view", "none") == 0
