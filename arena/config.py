@@ -356,6 +356,8 @@ def _explain(error: ValidationError, prefix: str, data: object) -> str:
     if first["type"] == "missing":
         return f"{where}: is missing; add it"
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error" and isinstance(first["input"], Mapping):
+        return f"{where}.{message}"  # between keys: the message names its own
     return f"{where}: is {_short(first['input'])}; {message[0].lower()}{message[1:]}"
 
 

@@ -83,7 +83,7 @@ class VllmConfig(EngineConfig):
         ge=1,
         description="Tokens per KV block; omitted: 32 on a CPU, vLLM's on a GPU.",
     )
-    dtype: str | None = Field(
+    dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] | None = Field(
         default=None,
         description="Type of weights; omitted: bfloat16 on a CPU, the model's on a GPU.",
     )
@@ -92,7 +92,9 @@ class VllmConfig(EngineConfig):
         ge=1,
         description="OpenMP threads on a CPU; omitted: half of the processors, at least one.",
     )
-    seed: int = Field(default=0, description="vLLM's own; every request brings its seed besides.")
+    seed: int = Field(
+        default=0, ge=0, description="vLLM's own; every request brings its seed besides."
+    )
     enforce_eager: bool | None = Field(
         default=None, description="No compilation or graphs; omitted: true on a CPU, else false."
     )
@@ -105,6 +107,11 @@ class VllmConfig(EngineConfig):
     def _says_each_thing_once(self) -> "VllmConfig":
         if self.kv_cache_bytes is not None and self.memory_fraction is not None:
             raise ValueError("kv_cache_bytes and memory_fraction: give one of them")
+        if self.max_batched_tokens is not None and self.max_batched_tokens < self.max_concurrent:
+            raise ValueError(
+                f"max_batched_tokens: {self.max_batched_tokens} a step is less than a token for "
+                f"each of max_concurrent = {self.max_concurrent} requests; raise it"
+            )
         for name in self.extra_args:
             if name in _OURS:
                 knob = _OURS[name]
@@ -241,6 +248,14 @@ def _check_model_fits(config: VllmConfig) -> None:
             f"context_tokens = {config.context_tokens} is more than the "
             f"{shape.context_tokens} that model {config.model!r} was made for: lower it"
         )
+    per_token = shape.kv_bytes_per_token if shape else None
+    if per_token and config.kv_cache_bytes is not None:
+        needed = per_token * config.context_tokens // config.tensor_parallel
+        if config.kv_cache_bytes < needed:
+            raise EngineConfigError(
+                f"kv_cache_bytes = {int(config.kv_cache_bytes):,} does not hold one context of "
+                f"{config.context_tokens} tokens: give at least {needed:,}"
+            )
     directory = local_directory(config.model)
     if directory is not None:
         try:

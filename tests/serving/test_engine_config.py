@@ -175,6 +175,32 @@ def test_an_argument_that_vllm_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -
         check_engine("main", parse_engine_config("main", data))
 
 
+@pytest.mark.usefixtures("_cpu_build")
+def test_a_cache_too_small_for_one_context_is_refused_with_both_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("serving.vllm_config.check_model", lambda model: None)
+    monkeypatch.setattr("serving.vllm_config.shape_of", lambda model: SHAPE)
+    data = {"kind": "vllm", "kv_cache_bytes": "1KiB"}
+    with pytest.raises(EngineConfigError, match=r"kv_cache_bytes = 1,024 .*at least 47,185,920"):
+        check_engine("main", parse_engine_config("main", data))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dtype": "float33"}, "dtype"),
+        ({"seed": -1}, "seed"),
+        ({"max_batched_tokens": 4, "max_concurrent": 8}, "max_batched_tokens: 4 a step"),
+    ],
+)
+def test_what_vllm_would_refuse_is_refused_before_a_start(
+    changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        parse_engine_config("main", {"kind": "vllm", **changes})
+
+
 def test_the_installed_vllm_takes_every_argument_we_name() -> None:
     known = vllm_argument_names()
     if not known:
