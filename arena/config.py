@@ -189,6 +189,12 @@ class RunConfig(Section):
         engine: EngineConfig = self.engines[name]
         return engine
 
+    def used_engines(self) -> tuple[str, ...]:
+        """Names of the engines that some agent asks (a user's own agent may ask any)."""
+        names = {agent.engine for agent in self.agents if isinstance(agent, LlmConfig)}
+        own = any(":" in agent.kind for agent in self.agents)
+        return tuple(name for name in self.engines if own or name in names)
+
     def games(self) -> tuple["GameChoice", ...]:
         """The games of the tournament; ConfigError for one that is not known."""
         return tuple(game_of(text) for text in self.tournament.games)
@@ -272,14 +278,14 @@ def parse(data: Mapping[str, Any], folder: Path = Path()) -> RunConfig:
     try:
         config = RunConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(_explain(error, "", data)) from None
+        raise ConfigError(_explain(error, "")) from None
     engines = {}
     for name, value in config.engines.items():
         table = _table(value, f"engines.{name}")
         try:
             engines[name] = parse_engine_config(name, table)
         except ValidationError as error:
-            raise ConfigError(_explain(error, f"engines.{name}.", table)) from None
+            raise ConfigError(_explain(error, f"engines.{name}.")) from None
         except ValueError as error:
             told = str(error).removeprefix(f"engines.{name}.")
             raise ConfigError(f"engines.{name}.{told}") from None
@@ -290,7 +296,7 @@ def parse(data: Mapping[str, Any], folder: Path = Path()) -> RunConfig:
         try:
             agents.append(parse_agent_config(table))
         except ValidationError as error:
-            raise ConfigError(_explain(error, f"{where}.", table)) from None
+            raise ConfigError(_explain(error, f"{where}.")) from None
         except ValueError as error:
             raise ConfigError(f"{where}.{error}") from None
     config = config.model_copy(
@@ -341,7 +347,7 @@ def _child(here: object, name: str, text: str) -> object:
     return here.setdefault(name, {})
 
 
-def _explain(error: ValidationError, prefix: str, data: object) -> str:
+def _explain(error: ValidationError, prefix: str) -> str:
     """One line for the first mistake pydantic found."""
     first = error.errors()[0]
     where = prefix + ".".join(str(part) for part in first["loc"])
@@ -449,9 +455,8 @@ def _check(config: RunConfig) -> None:
 
 
 def _check_queues(config: RunConfig) -> None:
-    used = {agent.engine for agent in config.agents if isinstance(agent, LlmConfig)}
     matches = min(config.tournament.parallel_matches, _num_matches(config))
-    for name in sorted(used):
+    for name in config.used_engines():
         engine = config.engine(name)
         room = engine.max_concurrent + engine.max_queued
         if matches > room:

@@ -29,7 +29,7 @@ class Forecast:
 def check(config: RunConfig) -> tuple[tuple[MatchSpec, ...], Forecast]:
     """The matches of a run and its forecast; ConfigError (one line) if it cannot be played."""
     specs = schedule.matches(config)
-    for name in used_engines(config):
+    for name in config.used_engines():
         try:
             check_engine(name, config.engine(name))
         except ValueError as error:
@@ -40,13 +40,6 @@ def check(config: RunConfig) -> tuple[tuple[MatchSpec, ...], Forecast]:
             _check_own_agent(config, index)
     notes = _check_contexts_at_rest(config)
     return specs, _forecast(config, len(specs), notes)
-
-
-def used_engines(config: RunConfig) -> tuple[str, ...]:
-    """Names of the engines that some agent of the config asks (a user's own agent may ask any)."""
-    names = {agent.engine for agent in config.agents if isinstance(agent, LlmConfig)}
-    own = any(":" in agent.kind for agent in config.agents)
-    return tuple(name for name in config.engines if own or name in names)
 
 
 def agent_context(config: RunConfig, **more: Any) -> AgentContext:
@@ -80,7 +73,7 @@ def _check_contexts_at_rest(config: RunConfig) -> tuple[str, ...]:
     """Check what fits, with the models that are on this machine; notes name the others."""
     engines: dict[str, Engine] = {}
     notes = []
-    for name in used_engines(config):
+    for name in config.used_engines():
         engine_config = config.engine(name)
         model = getattr(engine_config, "model", None)
         if model is None or ":" in engine_config.kind:
@@ -117,7 +110,7 @@ def _check_memory(config: RunConfig) -> None:
     """Two embedded engines would each take the memory that one may have."""
     embedded = {
         name: engine
-        for name in used_engines(config)
+        for name in config.used_engines()
         if isinstance(engine := config.engine(name), VllmConfig)
     }
     for name, engine in embedded.items():

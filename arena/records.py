@@ -16,7 +16,7 @@ def files(folder: Path, specs: Sequence[MatchSpec]) -> set[Path]:
     return {folder / load_game(spec.game).record_file for spec in specs}
 
 
-def write_files(folder: Path, held: Records) -> tuple[Path, ...]:
+def write_files(folder: Path, held: Records) -> None:
     """Write each game's records of a run into its folder; games that were not begun are left out.
 
     `games.pgn` holds chess, `games-janggi.txt` janggi: each game names its own file and form.
@@ -34,14 +34,11 @@ def write_files(folder: Path, held: Records) -> tuple[Path, ...]:
         game = load_game(row.game)
         record = _record(row, plies[row.id], attempts, number, held)
         texts[game.record_file].append(game.record(record))
-    paths = []
     for name, records in texts.items():
         path = folder / name
         partial = path.with_name(f".{name}.partial")
         partial.write_text("\n\n".join(text.strip("\n") for text in records) + "\n", "utf-8")
         os.replace(partial, path)
-        paths.append(path)
-    return tuple(paths)
 
 
 def _record(

@@ -72,7 +72,7 @@ async def start(config: RunConfig, folder: Path, view: View, *, replace: bool) -
         created,
         config.to_json(),
         config.digest,
-        json.dumps(_versions()),
+        json.dumps(_versions(config)),
     )
     rows = [plan.pasts[spec.id].row for spec in specs]
     opened = Store.create(folder, run, rows, replace=replace)
@@ -197,12 +197,13 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
-def _versions() -> dict[str, Any]:
-    """What played the run."""
+def _versions(config: RunConfig) -> dict[str, Any]:
+    """What played the run: programs, prompts, and what each agent is, whatever its name."""
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "prompt": PROMPT_VERSION,
         "parser": PARSER_VERSION,
+        "agents": {agent.name: agent.identity for agent in config.agents},
     }
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -213,7 +214,7 @@ def _versions() -> dict[str, Any]:
 def log_to_stderr() -> None:
     """Where logs go while there is no run to hold them."""
 
-    def write(_: Any, method: str, event: structlog.typing.EventDict) -> str:
+    def write(_: Any, __: str, event: structlog.typing.EventDict) -> str:
         _echo(event)
         raise structlog.DropEvent
 
@@ -225,7 +226,7 @@ def logging_to(folder: Path, run: str) -> Iterator[None]:
     """JSON lines in the run's log; warnings also as plain lines on stderr."""
     with (folder / LOG_FILE).open("a", encoding="utf-8") as file:
 
-        def write(_: Any, method: str, event: structlog.typing.EventDict) -> str:
+        def write(_: Any, __: str, event: structlog.typing.EventDict) -> str:
             line = json.dumps(event, default=str, ensure_ascii=False)
             with contextlib.suppress(OSError):  # a full disk stops the store, and says so there
                 file.write(line + "\n")

@@ -14,7 +14,7 @@ from agents import Attempt, Fault, LlmConfig, build_agent
 from arena.config import ConfigError, RunConfig
 from arena.match import Match, MatchRules, Past, Player
 from arena.pace import Pacer
-from arena.preflight import agent_context, check_contexts, used_engines
+from arena.preflight import agent_context, check_contexts
 from arena.progress import Progress
 from arena.schedule import MatchSpec
 from arena.store import AttemptRow, MatchRow, PlyRow, Records, SampleRow, Store, StoreError
@@ -187,7 +187,7 @@ async def _open_engines(
     for survivor in await asyncio.to_thread(end_survivors, store.folder):
         store.event("survivor_ended", {"process_group": survivor})
     engines = {}
-    for name in used_engines(config):
+    for name in config.used_engines():
         try:
             engine = build_engine(
                 name,

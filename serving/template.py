@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -235,14 +236,21 @@ def load_template(directory: Path, *, think: bool = False) -> ModelTemplate:
         raise TemplateError(
             f"{directory}: no tokenizer.json; a model with a fast tokenizer is needed"
         )
-    try:
-        tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    # the library raises bare Exception
-    except Exception as error:
-        raise TemplateError(f"{tokenizer_file}: {error}") from error
+    tokenizer = _tokenizer(tokenizer_file, tokenizer_file.stat().st_mtime_ns)
     settings = _read_json(directory / "tokenizer_config.json")
     source = _template_source(directory, settings)
     return ModelTemplate(tokenizer, ChatTemplate(source, _special_tokens(settings), think=think))
+
+
+@lru_cache(maxsize=8)
+def _tokenizer(file: Path, changed_ns: int) -> Tokenizer:
+    """A tokenizer is only read, and takes half a second to load: checks and engines share it."""
+    del changed_ns  # a file that was written anew is another one
+    try:
+        return Tokenizer.from_file(str(file))
+    # the library raises bare Exception
+    except Exception as error:
+        raise TemplateError(f"{file}: {error}") from error
 
 
 def _template_source(directory: Path, settings: dict[str, Any]) -> str:
