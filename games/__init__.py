@@ -2,6 +2,7 @@
 
 from games.base import (
     AmbiguousMove,
+    Drawn,
     Game,
     GameError,
     GameRecord,
@@ -14,11 +15,14 @@ from games.base import (
     Start,
     Termination,
 )
+from games.drawing import Drawing
 from games.registry import GAMES, load_game, split_game
 
 __all__ = [
     "GAMES",
     "AmbiguousMove",
+    "Drawing",
+    "Drawn",
     "Game",
     "GameError",
     "GameRecord",

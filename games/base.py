@@ -11,7 +11,9 @@ All three are the player's failure, never the infrastructure's.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
+
+from games.drawing import Drawing
 
 Side = Literal[0, 1]
 """0 moves first (White, Cho), 1 second (Black, Han)."""
@@ -214,3 +216,11 @@ class Game(Protocol):
     def adjudicate_ply_cap(self, position: Position) -> Result:
         """The arena's decision when the ply cap ends an unfinished game."""
         ...
+
+
+@runtime_checkable
+class Drawn(Protocol):
+    """A game whose positions can be drawn; those of others are shown as FEN."""
+
+    @property
+    def drawing(self) -> Drawing: ...

@@ -5,12 +5,13 @@ Threefold repetition and fifty moves end the game when they occur, as claims tha
 
 import io
 import re
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import zip_longest
 from pathlib import Path
 
 import chess
 import chess.pgn
+import chess.svg
 
 from games.base import (
     AmbiguousMove,
@@ -24,6 +25,7 @@ from games.base import (
     Start,
     Termination,
 )
+from games.drawing import Drawing, chess_drawing
 from games.escaping import comment_text, header_value, result_mark
 
 SIDE_NAMES = ("White", "Black")
@@ -553,6 +555,11 @@ class Chess:
     longest_move = "e7e8q"
     record_notation: NotationStyle = "san"
     record_file = "games.pgn"
+
+    @cached_property
+    def drawing(self) -> Drawing:
+        """With python-chess's figures: by Colin M. L. Burnett, under the GFDL, BSD and GPL."""
+        return chess_drawing(chess.svg.PIECES)
 
     def position(self, start: Start) -> ChessPosition:
         self._check_ruleset(start.ruleset)

@@ -8,6 +8,7 @@ accepted with a pass, which ends the game. Rule sets differ in bikjang, points a
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +24,7 @@ from games.base import (
     Start,
     Termination,
 )
+from games.drawing import Drawing, janggi_drawing
 from games.escaping import comment_text, header_value, result_mark
 from games.janggi_board import (
     GENERAL,
@@ -435,6 +437,10 @@ class Janggi:
     longest_move = "a10b10"
     record_notation: NotationStyle = "korean"
     record_file = "games-janggi.txt"
+
+    @cached_property
+    def drawing(self) -> Drawing:
+        return janggi_drawing()
 
     def position(self, start: Start) -> JanggiPosition:
         rules = RULESETS.get(start.ruleset)
