@@ -11,6 +11,7 @@ from serving.engine import (
     EngineStalled,
     EngineUnavailable,
     Finish,
+    HasMetrics,
     MalformedReply,
     Overloaded,
     Prompt,
@@ -24,7 +25,7 @@ from serving.engine import (
     TokenPrompt,
     Usage,
 )
-from serving.limits import Limited
+from serving.limits import Limited, is_recordable
 from serving.models import ResolvedModel, local_directory, resolve
 from serving.process import end_survivors
 from serving.registry import (
@@ -34,7 +35,16 @@ from serving.registry import (
     engine_kind,
     parse_engine_config,
 )
+from serving.saturation import (
+    EngineFacts,
+    Remedy,
+    SaturationConfig,
+    Verdict,
+    assess,
+    review,
+)
 from serving.scripted import ScriptedConfig, ScriptedEngine, ScriptedFault
+from serving.telemetry import SPANS_S, Bucket, Meter
 from serving.template import ModelTemplate, TemplateError, load_template
 from serving.vllm_config import VllmConfig
 from serving.vllm_engine import VllmEngine
@@ -42,12 +52,15 @@ from serving.vllm_engine import VllmEngine
 __all__ = [
     "ENGINE_KINDS",
     "PACKAGED_MODEL",
+    "SPANS_S",
+    "Bucket",
     "ChatPrompt",
     "Engine",
     "EngineConfig",
     "EngineConfigError",
     "EngineDead",
     "EngineError",
+    "EngineFacts",
     "EngineKind",
     "EngineLimits",
     "EngineSnapshot",
@@ -55,17 +68,21 @@ __all__ = [
     "EngineStart",
     "EngineUnavailable",
     "Finish",
+    "HasMetrics",
     "Limited",
     "MalformedReply",
+    "Meter",
     "ModelTemplate",
     "Overloaded",
     "Prompt",
     "PromptParts",
+    "Remedy",
     "Reply",
     "Request",
     "RequestRejected",
     "ResolvedModel",
     "Sampling",
+    "SaturationConfig",
     "ScriptedConfig",
     "ScriptedEngine",
     "ScriptedFault",
@@ -74,14 +91,18 @@ __all__ = [
     "Timings",
     "TokenPrompt",
     "Usage",
+    "Verdict",
     "VllmConfig",
     "VllmEngine",
+    "assess",
     "build_engine",
     "check_engine",
     "end_survivors",
     "engine_kind",
+    "is_recordable",
     "load_template",
     "local_directory",
     "parse_engine_config",
     "resolve",
+    "review",
 ]

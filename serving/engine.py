@@ -14,7 +14,7 @@ of them and always passes.
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 
 class EngineError(Exception):
@@ -206,6 +206,8 @@ class EngineSnapshot:
     running: int | None = None
     """Requests inside the engine and not waiting."""
     waiting: int | None = None
+    """Requests in the engine's own queue for want of room; behind `Limited` those in our queue
+    before it as well. One whose grammar is still being compiled does not count."""
     step_requests: int | None = None
     """Requests computed in this step."""
     step_tokens: int | None = None
@@ -286,4 +288,13 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Stop and wait until no process of the engine is left."""
+        ...
+
+
+@runtime_checkable
+class HasMetrics(Protocol):
+    """An engine with metrics of its own beside the snapshots."""
+
+    async def metrics(self) -> str:
+        """Prometheus' text format, under the engine's own names; empty while it cannot say."""
         ...

@@ -11,6 +11,8 @@ from serving.engine import (
     Engine,
     EngineLimits,
     EngineSnapshot,
+    HasMetrics,
+    MalformedReply,
     Overloaded,
     Prompt,
     Reply,
@@ -18,12 +20,13 @@ from serving.engine import (
     Template,
     Timings,
 )
+from serving.telemetry import Meter
 
 
 class Limited:
     """An engine that lets `max_concurrent` requests through and queues `max_queued` in order.
 
-    Stamps `submitted`; a request refused here counts in the snapshots' `rejected`.
+    Stamps `submitted`; in its snapshots `waiting` and `rejected` count this queue's too.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -32,6 +35,8 @@ class Limited:
         self._free = self._limits.max_concurrent
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._rejected = 0
+        self.meter = Meter(engine.name)
+        """Counts what passes here; whoever keeps its buckets begins it."""
 
     @property
     def name(self) -> str:
@@ -72,15 +77,26 @@ class Limited:
 
     async def generate(self, request: Request) -> Reply:
         submitted = time.monotonic()
+        self.meter.offered(submitted)
+        try:
+            reply = _with_submitted(await self._permitted(request), submitted)
+            if not is_recordable(reply):
+                raise MalformedReply(f"engine {self.name}: its reply tells no usable figures")
+        except BaseException as error:
+            self.meter.failed(time.monotonic(), refused=isinstance(error, Overloaded))
+            raise
+        self.meter.answered(time.monotonic(), reply)
+        return reply
+
+    async def _permitted(self, request: Request) -> Reply:
         if self._free:
             self._free -= 1
         else:
             await self._wait_for_permit()
         try:
-            reply = await self._engine.generate(request)
+            return await self._engine.generate(request)
         finally:
             self._release()
-        return _with_submitted(reply, submitted)
 
     async def _wait_for_permit(self) -> None:
         if len(self._waiting) >= self._limits.max_queued:
@@ -111,7 +127,18 @@ class Limited:
 
     async def snapshots(self) -> AsyncIterator[EngineSnapshot]:
         async for snapshot in self._engine.snapshots():
-            yield replace(snapshot, rejected=(snapshot.rejected or 0) + self._rejected)
+            told = _recordable(snapshot)
+            seen = replace(
+                told,
+                waiting=(told.waiting or 0) + len(self._waiting),
+                rejected=(told.rejected or 0) + self._rejected,
+            )
+            self.meter.stepped(seen)
+            yield seen
+
+    async def metrics(self) -> str:
+        """The engine's own metrics; empty for one that has none."""
+        return await self._engine.metrics() if isinstance(self._engine, HasMetrics) else ""
 
     async def prime(self, prompt: Prompt) -> None:
         await self._engine.prime(prompt)
@@ -131,3 +158,59 @@ def _with_submitted(reply: Reply, submitted: float) -> Reply:
     return Reply(
         reply.text, reply.finish, reply.usage, timings, reply.step_requests_mean, reply.replica
     )
+
+
+_MOST = 2**53
+"""Greatest figure that is kept: what is above it, infinite or no number is nonsense, and would end
+the run at the store."""
+_COUNTS = (
+    "running",
+    "waiting",
+    "step_requests",
+    "step_tokens",
+    "prefix_queries",
+    "prefix_hits",
+    "preemptions",
+    "rejected",
+)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value <= _MOST
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) <= _MOST
+
+
+def is_recordable(reply: Reply) -> bool:
+    """Whether its figures are numbers that records can hold: no NaN, no fractions of tokens."""
+    times, usage = reply.timings, reply.usage
+    counts = (usage.prompt, usage.completion, 0 if usage.cached is None else usage.cached)
+    may_be_unknown = (
+        times.first_token,
+        times.queue_s,
+        times.prefill_s,
+        times.decode_s,
+        reply.step_requests_mean,
+    )
+    known = [value for value in may_be_unknown if value is not None]
+    numbers = (times.admitted, times.done, *known)
+    return all(map(_is_count, counts)) and all(map(_is_number, numbers))
+
+
+def _recordable(snapshot: EngineSnapshot) -> EngineSnapshot:
+    """Without what a user's own engine cannot mean: such a figure is unknown, and a time that is
+    none or is yet to come is now."""
+    now = time.monotonic()
+    unusable: dict[str, None] = {
+        name: None
+        for name in _COUNTS
+        if (value := getattr(snapshot, name)) is not None and not _is_count(value)
+    }
+    if snapshot.kv_usage is not None and not _is_number(snapshot.kv_usage):
+        unusable["kv_usage"] = None
+    at = min(snapshot.at, now) if _is_number(snapshot.at) else now
+    if not unusable and at == snapshot.at:
+        return snapshot
+    return replace(snapshot, at=at, **unusable)  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ def check_engine(name: str, config: EngineConfig) -> None:
 
 def build_engine(
     name: str, config: EngineConfig, *, log_dir: Path, stall_seconds: float, restart_limit: int
-) -> Engine:
+) -> Limited:
     """The engine, not started, behind its concurrency limit and bounded queue."""
     start = EngineStart(name, log_dir, stall_seconds, restart_limit)
     return Limited(engine_kind(config.kind).build(start, config))

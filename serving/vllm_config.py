@@ -150,6 +150,8 @@ def engine_args(
     on_cpu = device == "cpu"
     arguments: dict[str, Any] = {
         "model": model,
+        # the name in vLLM's own metrics, where it would else put the model's path
+        "served_model_name": config.model,
         "max_model_len": config.context_tokens,
         "max_num_seqs": config.max_concurrent,
         "max_num_batched_tokens": config.max_batched_tokens,

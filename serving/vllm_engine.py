@@ -53,6 +53,7 @@ _QUEUE_SLACK = 0.05
 _QUEUE_SLACK_S = 0.25
 _EXPIRE_S = 5.0
 _RESET_S = 10.0
+_METRICS_S = 2.0
 _SNAPSHOTS_KEPT = 4096
 _FINISHES = {"stop": Finish.STOP, "repetition": Finish.STOP, "length": Finish.LENGTH}
 
@@ -106,6 +107,8 @@ class VllmEngine:
         self._final: EngineDead | None = None
         self._ready: asyncio.Future[str] | None = None
         self._resetting: asyncio.Future[bool] | None = None
+        self._scraping: asyncio.Task[str] | None = None
+        self._scraped: dict[int, asyncio.Future[str]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._last_progress = time.monotonic()
         self._telemetry = _Telemetry()
@@ -189,6 +192,16 @@ class VllmEngine:
         except TimeoutError:
             return False
 
+    async def metrics(self) -> str:
+        """vLLM's own metrics in Prometheus' text format, counted since this start of the engine.
+
+        Empty while the engine is down or does not answer in 2 s. Callers at one time share one
+        question.
+        """
+        if self._scraping is None or self._scraping.done():
+            self._scraping = asyncio.create_task(self._scrape())
+        return await asyncio.shield(self._scraping)
+
     async def close(self) -> None:
         """End every process of the engine and wait until none is left."""
         closed = EngineDead(f"engine {self.name} was closed", final=True)
@@ -203,6 +216,18 @@ class VllmEngine:
             host, self._host = self._host, None
             await host.end()
         self._telemetry.close()
+
+    async def _scrape(self) -> str:
+        host = self._host
+        if host is None or host.link.failed.done():
+            return ""
+        number = next(self._numbers)
+        text = self._scraped[number] = asyncio.get_running_loop().create_future()
+        host.link.send("metrics", number)
+        either: set[asyncio.Future[Any]] = {text, host.link.failed}
+        await asyncio.wait(either, timeout=_METRICS_S, return_when=asyncio.FIRST_COMPLETED)
+        self._scraped.pop(number, None)
+        return text.result() if text.done() else ""
 
     def _plan_start(self) -> HostStart:
         model, config = self._model, self._config
@@ -361,6 +386,8 @@ class VllmEngine:
             self._ready.set_result(str(fields[0]))
         elif tag == "reset" and self._resetting is not None and not self._resetting.done():
             self._resetting.set_result(bool(fields[0]))
+        elif tag == "metrics" and (text := self._scraped.pop(fields[0], None)) is not None:
+            text.set_result(str(fields[1]))
 
     def _error(self, kind: str, message: str) -> EngineError:
         text = f"engine {self.name}: {message}"

@@ -11,15 +11,22 @@ from serving.process import guard_group
 if __name__ == "__main__":
     # before vllm is imported: that takes seconds, starts threads, and the arena may die meanwhile
     guard_group(int(sys.argv[2]), os.environ.get("TMPDIR"))
+    # read when prometheus_client is imported: it would mix this engine's figures with those of
+    # every process that ever wrote to the directory
+    for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
+        os.environ.pop(name, None)
 
 import asyncio
 import contextlib
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from prometheus_client import REGISTRY, Metric, generate_latest
+from prometheus_client.registry import Collector
 from vllm import __version__ as VLLM_VERSION
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
@@ -64,6 +71,18 @@ def stat_logger(tap: StepTap) -> Any:
             return None
 
     return Logger
+
+
+class VllmMetrics(Collector):
+    """vLLM's own metrics, without those of Python and of the process."""
+
+    def collect(self) -> Iterator[Metric]:
+        return (metric for metric in REGISTRY.collect() if metric.name.startswith("vllm:"))
+
+
+def metrics_text() -> str:
+    """vLLM's metrics in Prometheus' text format, names and labels as vLLM gives them."""
+    return generate_latest(VllmMetrics()).decode()
 
 
 @dataclass(slots=True)
@@ -125,6 +144,8 @@ class Host:
             self._start(self._engine.abort(str(fields[0])))
         elif tag == "reset":
             self._start(self._reset())
+        elif tag == "metrics":
+            self._start(self._send_metrics(fields[0]))
         else:
             raise ValueError(f"unknown message {tag!r}")
 
@@ -172,6 +193,10 @@ class Host:
         is_idle = self._engine.get_num_unfinished_requests() == 0
         done = is_idle and bool(await self._engine.reset_prefix_cache())
         self.send("reset", done)
+
+    async def _send_metrics(self, number: int) -> None:
+        # milliseconds, more on a busy machine, in which the loop has tokens to deliver
+        self.send("metrics", number, await asyncio.to_thread(metrics_text))
 
     async def _send_steps(self) -> None:
         while True:

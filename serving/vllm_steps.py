@@ -39,7 +39,8 @@ class StepTap:
             tokens=tokens,
             # vLLM counts after finished requests have left
             running=max(scheduler.num_running_reqs, requests),
-            waiting=scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs,
+            # those skipped wait for their grammar, not for room in the batch
+            waiting=scheduler.num_waiting_reqs,
             kv_usage=scheduler.kv_cache_usage,
             prefix_queries=prefix.queries if prefix is not None else 0,
             prefix_hits=prefix.hits if prefix is not None else 0,

@@ -9,6 +9,7 @@ times.
     abort  number         (nothing comes back)     reply  Answer fields
     expire number         (reply: text so far)     error  number, kind, message
     reset  (the prefix cache)                      reset  done?
+    metrics  number                                metrics  number, text of vLLM's own metrics
                                                    steps  Step fields, again and again
                                                    dead   message           (the host ends)
 """

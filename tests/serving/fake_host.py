@@ -1,8 +1,8 @@
 """A host without vLLM that misbehaves by name: `fake_host.py BEHAVIOUR SOCKET LIFELINE`.
 
-answer       the first choice, with one step
+answer       the first choice, with one step; metrics that count the questions for them
 die_once:F   ends at the first request while file F is absent (it makes F); then answers
-die          ends at every request
+die          ends at every request, also for metrics
 dead         reports `dead` at every request
 hang         takes requests and says nothing more
 drip         sends steps for ever; answers only when told to expire, with what there is
@@ -35,6 +35,7 @@ class FakeHost:
         self.channel = channel
         self.asked: dict[int, Ask] = {}
         self.errors = ["overloaded", "rejected", "transport"]
+        self.scrapes = 0
 
     def send(self, *messages: Any) -> None:
         self.channel.sendall(encode(messages))
@@ -99,6 +100,13 @@ class FakeHost:
 
     def reset(self) -> None:
         self.send(["reset", True])
+
+    def metrics(self, number: int) -> None:
+        if self.behaviour == "die":
+            os._exit(1)
+        if self.behaviour == "answer":
+            self.scrapes += 1
+            self.send(["metrics", number - 1, "stale"], ["metrics", number, f"n {self.scrapes}\n"])
 
 
 if __name__ == "__main__":

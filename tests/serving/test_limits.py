@@ -51,8 +51,8 @@ class GatedEngine:
         return Reply("e2e4", Finish.STOP, Usage(1, 1, None), timings)
 
     async def snapshots(self) -> AsyncIterator[EngineSnapshot]:
-        yield EngineSnapshot(at=0.0, source="sampled", rejected=None)
-        yield EngineSnapshot(at=1.0, source="sampled", rejected=4)
+        yield EngineSnapshot(at=0.0, source="sampled")
+        yield EngineSnapshot(at=1.0, source="sampled", waiting=5, rejected=4)
 
     async def prime(self, prompt: Prompt) -> None: ...
 
@@ -60,6 +60,13 @@ class GatedEngine:
         return True
 
     async def close(self) -> None: ...
+
+
+class MeasuredEngine(GatedEngine):
+    """Has metrics of its own."""
+
+    async def metrics(self) -> str:
+        return "vllm:num_requests_running 2.0\n"
 
 
 async def turn() -> None:
@@ -134,7 +141,9 @@ async def test_an_engine_error_frees_the_permit(make_request: MakeRequest) -> No
     await both_permits_are_free(limited, engine, make_request)
 
 
-async def test_refusals_are_folded_into_snapshots(make_request: MakeRequest) -> None:
+async def test_refusals_and_the_own_queue_are_folded_into_snapshots(
+    make_request: MakeRequest,
+) -> None:
     engine = GatedEngine()
     limited = Limited(engine)
     tasks = [asyncio.create_task(limited.generate(make_request(n))) for n in range(4)]
@@ -142,10 +151,16 @@ async def test_refusals_are_folded_into_snapshots(make_request: MakeRequest) -> 
     for _ in range(3):
         with pytest.raises(Overloaded):
             await limited.generate(make_request(9))
-    assert [snapshot.rejected async for snapshot in limited.snapshots()] == [3, 7]
+    seen = [(one.waiting, one.rejected) async for one in limited.snapshots()]
+    assert seen == [(2, 3), (7, 7)]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_metrics_are_the_engines_and_empty_where_it_has_none() -> None:
+    assert await Limited(MeasuredEngine()).metrics() == "vllm:num_requests_running 2.0\n"
+    assert await Limited(GatedEngine()).metrics() == ""
 
 
 async def test_readiness_is_the_engines_and_unsaid_counts_as_ready() -> None:

@@ -25,6 +25,7 @@ from serving import (
     VllmConfig,
     VllmEngine,
 )
+from serving.engine import HasMetrics
 from serving.process import group_members
 from serving.vllm_engine import _Telemetry
 from serving.vllm_wire import Step
@@ -80,6 +81,45 @@ async def test_a_reply_carries_the_engines_figures(
     streamed = await engine.generate(make_request(stream=True))
     assert streamed.timings.first_token is not None
     assert await engine.reset_prefix_cache()
+
+
+async def test_metrics_are_the_hosts_and_callers_at_one_time_share_a_question(
+    launch: Launch, make_request: MakeRequest
+) -> None:
+    engine = await launch("answer")
+    assert isinstance(engine, HasMetrics)
+    first = await asyncio.gather(*(engine.metrics() for _ in range(3)))
+    assert first == ["n 1\n"] * 3
+    assert await engine.metrics() == "n 2\n"
+    await engine.generate(make_request())
+    await engine.close()
+    assert await engine.metrics() == ""
+
+
+async def test_metrics_are_empty_where_the_host_does_not_answer(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.vllm_engine._METRICS_S", 0.05)
+    engine = await launch("hang")
+    assert await engine.metrics() == ""
+    assert not engine._scraped
+
+
+async def test_metrics_are_empty_at_once_when_the_host_ends_or_is_down(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.vllm_engine._METRICS_S", 60.0)
+    engine = await launch("die", restarts=0)
+    assert await engine.metrics() == ""
+    assert await engine.metrics() == ""
+
+
+async def test_a_cancelled_scrape_leaves_the_others_theirs(launch: Launch) -> None:
+    engine = await launch("answer")
+    scrapes = [asyncio.create_task(engine.metrics()) for _ in range(2)]
+    await asyncio.sleep(0)
+    scrapes[0].cancel()
+    assert await scrapes[1] == "n 1\n"
 
 
 async def test_snapshots_are_per_step_with_running_totals_and_end_at_close(

@@ -123,7 +123,10 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Limi
         restart_limit=1,
     )
     assert isinstance(built, Limited)
-    await built.open()
+    with pytest.MonkeyPatch.context() as environment:
+        # with it prometheus_client would give the figures of every process that uses it
+        environment.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path_factory.mktemp("prometheus")))
+        await built.open()
     yield built
     pgid = embedded(built).pgid
     begun = time.monotonic()
@@ -191,6 +194,40 @@ async def test_steps_are_reported_with_occupancy_and_totals(engine: Limited) -> 
     ats = [snapshot.at for snapshot in seen]
     assert max(ats) <= time.monotonic()
     assert 0 < max(snapshot.kv_usage or 0 for snapshot in seen) <= 1
+
+
+@IN_MODULE_LOOP
+async def test_vllms_own_metrics_count_the_requests_asked(
+    engine: Limited, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    before = samples(await engine.metrics())
+    await asyncio.gather(*(play(engine, f"p{n}", 3) for n in range(4)))
+    begun = time.monotonic()
+    text = await engine.metrics()
+    assert time.monotonic() - begun < 1.0
+    after = samples(text)
+    grown = {name: round(value - before.get(name, 0.0)) for name, value in after.items()}
+    assert grown["vllm:time_to_first_token_seconds_count"] == 12
+    assert grown["vllm:e2e_request_latency_seconds_count"] == 12
+    assert grown["vllm:request_queue_time_seconds_count"] == 12
+    assert grown["vllm:request_success_total"] == 12
+    assert grown["vllm:generation_tokens_total"] >= 12
+    assert grown["vllm:prefix_cache_queries_total"] >= grown["vllm:prefix_cache_hits_total"] > 0
+    assert after["vllm:num_requests_running"] == 0, "vLLM counts when a step's requests have left"
+    assert all(name.startswith("vllm:") for name in after)
+    assert "# TYPE vllm:time_to_first_token_seconds histogram" in text
+    assert list((tmp_path_factory.getbasetemp() / "prometheus0").iterdir()) == []
+
+
+def samples(text: str) -> dict[str, float]:
+    """Sums by name over all labels of a scrape in Prometheus' text format."""
+    sums: dict[str, float] = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            series, _, value = line.rpartition(" ")
+            name = series.partition("{")[0]
+            sums[name] = sums.get(name, 0.0) + float(value)
+    return sums
 
 
 @IN_MODULE_LOOP

@@ -39,7 +39,7 @@ def test_a_step_counts_requests_and_tokens_where_vllms_gauge_shows_none() -> Non
     tap = StepTap()
     tap.add(scheduler((2, 60), (3, 3)), iteration(preempted=1))
     (step,) = tap.take()
-    assert (step.requests, step.tokens, step.running, step.waiting) == (5, 63, 5, 3)
+    assert (step.requests, step.tokens, step.running, step.waiting) == (5, 63, 5, 1)
     assert (step.prefix_queries, step.prefix_hits, step.preemptions) == (90, 64, 1)
     assert 0 <= step.age_s < 1
     assert tap.take() == []
