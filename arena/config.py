@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from agents import AGENT_KINDS, LlmConfig, parse_agent_config
 from games import Game, Start, load_game, split_game
-from serving import ENGINE_KINDS, EngineConfig, parse_engine_config
+from serving import ENGINE_KINDS, EngineConfig, SaturationConfig, parse_engine_config
 
 MAX_MATCHES = 200_000
 
@@ -161,6 +161,7 @@ class RunConfig(Section):
     faults: FaultsSection = FaultsSection()
     openings: OpeningsSection = OpeningsSection()
     slo: SloSection = SloSection()
+    saturation: SaturationConfig = SaturationConfig()
 
     @property
     def digest(self) -> str:
@@ -372,19 +373,20 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-_SECTIONS: dict[str, type[Section]] = {
+_SECTIONS: dict[str, type[BaseModel]] = {
     "tournament": TournamentSection,
     "pace": PaceSection,
     "faults": FaultsSection,
     "openings": OpeningsSection,
     "slo": SloSection,
+    "saturation": SaturationConfig,
     "prompts": PromptSection,
 }
 
 
 def _known_keys(error: ValidationError, loc: tuple[int | str, ...]) -> list[str]:
     if len(loc) > 1:
-        model: type[BaseModel] = _SECTIONS.get(str(loc[0]), RunConfig)
+        model = _SECTIONS.get(str(loc[0]), RunConfig)
     else:
         kinds = {kind.__name__: kind for kind in _known_kinds()}
         model = kinds.get(error.title, RunConfig)
@@ -493,7 +495,7 @@ def reference() -> str:
 def _describe(title: str, model: type[BaseModel]) -> str:
     lines = [f"## {title}", "", "| key | default | meaning |", "|---|---|---|"]
     for name, field in model.model_fields.items():
-        if isinstance(field.default, Section):
+        if isinstance(field.default, BaseModel):
             continue
         default = (
             "required"

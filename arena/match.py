@@ -18,7 +18,7 @@ from arena.progress import Progress
 from arena.schedule import MatchSpec
 from arena.store import AttemptRow, MatchRow, PlyRow, Store, StoreError, storable
 from games import Game, Position, Result, Side, Termination
-from serving import EngineDead, EngineError, Overloaded, RequestRejected
+from serving import EngineDead, EngineError, Overloaded, RequestRejected, is_recordable
 
 log = structlog.get_logger()
 
@@ -80,6 +80,8 @@ class Match:
         self._rules, self._store, self._pacer, self._progress = rules, store, pacer, progress
         self._row = past.row
         self._made = tuple(past.attempts)
+        self._num_rows = len(past.attempts)
+        """Attempts of the ply under way that are recorded."""
         self._past = past
         self._paces = tuple(
             SeatPace(rules.move_period_seconds, f"{rules.seed}/{spec.id}/{side}") for side in (0, 1)
@@ -117,7 +119,7 @@ class Match:
 
     def _begin(self) -> None:
         now = self._store.clock.now()
-        self._progress.match_began()
+        self._progress.has_begun = True
         if self._row.started is None:
             self._row = self._row._replace(started=now)
         self._run_again(now)
@@ -146,10 +148,9 @@ class Match:
         decision = await self._decide(Seat(self._spec.agents[side], side), due)
         done = time.monotonic()
         attempts = self._attempt_rows(decision.attempts)
-        self._made = ()
+        self._made, self._num_rows = (), 0
         if decision.move is None:
             self._store.add(*attempts)
-            self._progress.forfeited(decision)
             return _loss(position, decision, self._game)
         self._doing = f"game {self._spec.game}"
         clock = self._store.clock
@@ -168,7 +169,6 @@ class Match:
         )
         await self._store.commit(row, *attempts)
         self._position, self._ready = after, time.monotonic()
-        self._progress.ply_committed(row, decision)
         return None
 
     async def _decide(self, seat: Seat, due: float) -> Decision:
@@ -205,6 +205,8 @@ class Match:
         """What a user's own agent may get wrong is no fault of a player's."""
         if not isinstance(decision, Decision):
             raise _LeftForResume(f"agent {seat.agent} returned {decision!r}, which is no Decision")
+        if any(a.reply is not None and not is_recordable(a.reply) for a in decision.attempts):
+            raise _LeftForResume(f"agent {seat.agent} returned a reply without usable figures")
         if decision.move is None:
             if decision.fault is None or decision.fault.is_infrastructure:
                 raise _LeftForResume(
@@ -221,8 +223,6 @@ class Match:
         attempts = error.attempts if isinstance(error, Interrupted) else (self._bare(error),)
         self._made += attempts
         self._store.add(*self._attempt_rows(attempts))
-        for attempt in attempts:
-            self._progress.fault(attempt.fault or cause.kind)
         if not isinstance(cause, Overloaded):
             self._suspend(str(cause))
         if isinstance(cause, EngineDead) and cause.final:
@@ -248,7 +248,6 @@ class Match:
             self._row = self._row._replace(suspended_at=self._store.clock.now())
             self._mark("suspended")
             self._store.event("match_suspended", {"match": self._spec.id, "why": why})
-            self._progress.match_suspended()
             self._log.info("match_suspended", why=why)
 
     def _resumed(self) -> None:
@@ -256,7 +255,6 @@ class Match:
         self._run_again(self._store.clock.now())
         away = self._row.suspended_s - before
         self._store.event("match_resumed", {"match": self._spec.id, "away_s": away})
-        self._progress.match_resumed()
 
     async def _finish(self, result: Result) -> MatchRow:
         first, second = result.scores or (None, None)
@@ -270,7 +268,6 @@ class Match:
             ended=self._store.clock.now(),
         )
         await self._store.commit(self._row)
-        self._progress.match_finished(self._row)
         self._log.info(
             "match_finished",
             termination=self._row.termination,
@@ -281,11 +278,10 @@ class Match:
 
     async def _leave(self, why: str) -> MatchRow:
         """Leave the match unfinished, so that `resume` goes on from its last committed ply."""
-        was_suspended = self._row.state == "suspended"
-        since = self._row.suspended_at if was_suspended else self._store.clock.now()
+        is_suspended = self._row.state == "suspended"
+        since = self._row.suspended_at if is_suspended else self._store.clock.now()
         self._row = self._row._replace(state="suspended", detail=storable(why), suspended_at=since)
         await self._store.commit(self._row)
-        self._progress.match_left(was_suspended=was_suspended)
         tell = self._log.info if self._pacer.is_stopping else self._log.warning
         tell("match_left", why=why)
         return self._row
@@ -297,12 +293,17 @@ class Match:
     def _attempt_rows(self, attempts: Sequence[Attempt]) -> list[AttemptRow]:
         side = self._position.side
         player = self._players[side]
-        return [self._attempt_row(attempt, player, side) for attempt in attempts]
+        rows = []
+        for attempt in attempts:
+            rows.append(self._attempt_row(attempt, player, side))
+            self._num_rows += 1
+        return rows
 
     def _attempt_row(self, attempt: Attempt, player: Player, side: Side) -> AttemptRow:
         reply, of = attempt.reply, self._store.clock.of
         head = (
-            attempt.request_id or f"{self._spec.id}/{self._position.ply}/{attempt.n}/0",
+            attempt.request_id
+            or f"{self._spec.id}/{self._position.ply}/{attempt.n}/{self._num_rows}",
             self._spec.id,
             self._position.ply,
             side,

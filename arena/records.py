@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from arena.report import label
+from arena.figures import label
 from arena.schedule import MatchSpec
 from arena.store import AttemptRow, MatchRow, PlyRow, Records
 from games import GameRecord, Start, load_game

@@ -12,17 +12,25 @@ the wall time and the offset at which its clock goes on.
 
 import asyncio
 import fcntl
+import heapq
 import json
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
-SCHEMA_VERSION = 1
+from serving import Bucket
+
+SCHEMA_VERSION = 2
+"""1 lacked `telemetry` and the indexes of `matches`."""
+BUCKETS_KEPT = 3600
+"""Of each span of an engine's telemetry; older ones are charted by a coarser span."""
 
 MatchState = Literal["scheduled", "running", "suspended", "finished"]
 
@@ -57,6 +65,25 @@ CREATE TABLE engine_samples(
     kv_usage REAL, prefix_queries INTEGER, prefix_hits INTEGER, preemptions INTEGER,
     rejected INTEGER) STRICT;
 CREATE TABLE events(at REAL NOT NULL, kind TEXT NOT NULL, detail_json TEXT NOT NULL) STRICT;
+"""
+
+_TELEMETRY_SCHEMA = f"""
+CREATE INDEX matches_by_state ON matches(state);
+CREATE INDEX matches_by_end ON matches(ended);
+CREATE TABLE telemetry(
+    engine TEXT NOT NULL, span_s REAL NOT NULL, at REAL NOT NULL, steps INTEGER NOT NULL,
+    requests_mean REAL, requests_p50 REAL, requests_p95 REAL, requests_max REAL,
+    tokens_mean REAL, tokens_p50 REAL, tokens_p95 REAL, tokens_max REAL,
+    in_flight REAL NOT NULL, waiting_mean REAL, waiting_max REAL, waiting_share REAL,
+    kv_usage REAL, prefix_queries INTEGER, prefix_hits INTEGER, preemptions INTEGER,
+    rejected INTEGER NOT NULL, offered INTEGER NOT NULL, replies INTEGER NOT NULL,
+    ttft_mean_s REAL, ttft_p50_s REAL, ttft_p95_s REAL, stream_tokens_per_s REAL,
+    prompt_tokens INTEGER, cached_tokens INTEGER, completion_tokens INTEGER NOT NULL,
+    PRIMARY KEY (engine, span_s, at)) STRICT, WITHOUT ROWID;
+CREATE TRIGGER telemetry_is_bounded AFTER INSERT ON telemetry BEGIN
+    DELETE FROM telemetry WHERE engine = NEW.engine AND span_s = NEW.span_s
+        AND at < NEW.at - {BUCKETS_KEPT} * NEW.span_s;
+END;
 """
 
 
@@ -178,14 +205,16 @@ class RunRow(NamedTuple):
 
 _T = TypeVar("_T", bound=NamedTuple)
 
-Row = MatchRow | PlyRow | AttemptRow | SampleRow | EventRow
+Row = MatchRow | PlyRow | AttemptRow | SampleRow | EventRow | Bucket
 
-_TABLES: dict[type[Row], str] = {
+_TABLES: dict[type[NamedTuple], str] = {
+    RunRow: "run",
     MatchRow: "matches",
     PlyRow: "plies",
     AttemptRow: "attempts",
     SampleRow: "engine_samples",
     EventRow: "events",
+    Bucket: "telemetry",
 }
 
 
@@ -196,7 +225,7 @@ def _insert(row: type[Row]) -> str:
     return f"{verb} INTO {_TABLES[row]}({', '.join(names)}) SELECT {picked} FROM json_each(?)"
 
 
-_INSERTS = {row: _insert(row) for row in _TABLES}
+_INSERTS: dict[type[Row], str] = {row: _insert(row) for row in get_args(Row)}
 
 
 def storable(text: str) -> str:
@@ -206,6 +235,32 @@ def storable(text: str) -> str:
         .encode("utf-8", "surrogatepass")
         .decode("utf-8", "replace")
     )
+
+
+class Tap:
+    """What a store has committed, in order, for whoever shows a run while it is played."""
+
+    def __init__(self) -> None:
+        self._batches: deque[dict[type[Row], list[Row]]] = deque()
+        self._is_open = True
+
+    def put(self, batch: dict[type[Row], list[Row]]) -> None:
+        if self._is_open:
+            self._batches.append(batch)
+
+    def close(self) -> None:
+        """Keep nothing any more."""
+        self._is_open = False
+        self._batches.clear()
+
+    def take(self) -> list[Row]:
+        """The rows since the last call; of one commit a move's attempts come before the move."""
+        rows: list[Row] = []
+        while self._batches:
+            batch = self._batches.popleft()
+            for kind in (EventRow, AttemptRow, PlyRow, MatchRow, SampleRow, Bucket):
+                rows += batch.get(kind, ())
+        return rows
 
 
 class RunClock:
@@ -232,6 +287,7 @@ class Store:
         self.clock = clock
         self._lock = lock
         self._rows: dict[type[Row], list[Row]] = {}
+        self._taps: tuple[Tap, ...] = ()
         self._waiters: list[asyncio.Future[None]] = []
         self._writing: list[asyncio.Future[None]] = []
         self._loop = asyncio.get_running_loop()
@@ -268,7 +324,7 @@ class Store:
             (folder / name).unlink(missing_ok=True)
         partial = folder / "run.db.partial"
         with closing(sqlite3.connect(partial, isolation_level=None)) as db:
-            db.executescript(_SCHEMA)
+            db.executescript(_SCHEMA + _TELEMETRY_SCHEMA)
             db.execute("BEGIN")
             db.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?)", run)
             rows = json.dumps(list(matches))
@@ -284,12 +340,14 @@ class Store:
         check_run(folder)
         lock = _lock(folder)
         with closing(_connect(folder)) as db:
+            _migrate(db)
             (last,) = db.execute(
                 "SELECT max(coalesce((SELECT max(done) FROM plies), 0),"
                 " coalesce((SELECT max(done) FROM attempts), 0),"
                 " coalesce((SELECT max(ended) FROM matches), 0),"
                 " coalesce((SELECT max(started) FROM matches), 0),"
                 " coalesce((SELECT max(at) FROM engine_samples), 0),"
+                " coalesce((SELECT max(at) FROM telemetry), 0),"
                 " coalesce((SELECT max(at) FROM events), 0))"
             ).fetchone()
         store = cls(folder, lock, RunClock(offset=last))
@@ -301,6 +359,12 @@ class Store:
         self.event(
             "process_start", {"wall": wall, "offset_s": self.clock.now(), "pid": os.getpid()}
         )
+
+    def tap(self) -> Tap:
+        """A view of everything committed from now on."""
+        tap = Tap()
+        self._taps += (tap,)
+        return tap
 
     def add(self, *rows: Row) -> None:
         """Hand rows to the writer; they are on disk some milliseconds later."""
@@ -360,6 +424,8 @@ class Store:
             for kind, values in rows.items():
                 db.execute(_INSERTS[kind], (json.dumps(values),))
             db.execute("COMMIT")
+            for tap in self._taps:
+                tap.put(rows)
         if waiters:
             self._loop.call_soon_threadsafe(_resolve, waiters)
         return bool(rows or waiters or not self._closing)
@@ -407,8 +473,19 @@ def _connect(folder: Path) -> sqlite3.Connection:
     return db
 
 
-def _open_read_only(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path.resolve().as_uri() + "?mode=ro", uri=True)
+def _migrate(db: sqlite3.Connection) -> None:
+    """Bring an older run's tables up to date; the caller holds the run."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version < SCHEMA_VERSION:
+        db.executescript(
+            f"BEGIN; {_TELEMETRY_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+        )
+
+
+def open_read_only(path: Path, *, check_same_thread: bool = True) -> sqlite3.Connection:
+    """A connection that can write nothing."""
+    uri = path.resolve().as_uri() + "?mode=ro"
+    return sqlite3.connect(uri, uri=True, check_same_thread=check_same_thread)
 
 
 def check_free(folder: Path, *, replace: bool) -> None:
@@ -443,14 +520,14 @@ def check_run(folder: Path) -> None:
     if not path.is_file():
         raise StoreError(f"{folder}: holds no run (no run.db); name the folder of a run")
     try:
-        with closing(_open_read_only(path)) as db:
+        with closing(open_read_only(path)) as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             db.execute("SELECT 1 FROM run").fetchone()
     except sqlite3.Error as error:
         raise StoreError(f"{path}: is not a run's database ({error})") from None
-    if version != SCHEMA_VERSION:
+    if not 1 <= version <= SCHEMA_VERSION:
         raise StoreError(
-            f"{path}: has schema {version}, this program reads {SCHEMA_VERSION}; "
+            f"{path}: has schema {version}, this program reads 1 to {SCHEMA_VERSION}; "
             "use the version that wrote it"
         )
 
@@ -464,22 +541,36 @@ class Records(NamedTuple):
     attempts: tuple[AttemptRow, ...]
     samples: tuple[SampleRow, ...]
     events: tuple[EventRow, ...]
+    buckets: tuple[Bucket, ...] = ()
+
+    def rows(self) -> Iterator[Row]:
+        """All rows but the run's own, as they might have come: a move's attempts before it, what
+        became of a match after its moves, and matches in the order in which they ended."""
+        by_move: tuple[Iterable[AttemptRow | PlyRow], ...] = (self.attempts, self.plies)
+        moves = heapq.merge(*by_move, key=_place)
+        matches = sorted(self.matches, key=lambda row: row.ended or 0.0)
+        return chain(self.events, moves, matches, self.samples, self.buckets)
+
+
+def _place(row: AttemptRow | PlyRow) -> tuple[str, int, bool]:
+    return row.match_id, row.ply, isinstance(row, PlyRow)
 
 
 def read(folder: Path) -> Records:
     """All records of a run, consistent with each other, also while it is being played."""
     check_run(folder)
     try:
-        with closing(_open_read_only(folder / "run.db")) as db:
+        with closing(open_read_only(folder / "run.db")) as db:
             db.execute("BEGIN")
-            (run,) = _select(db, RunRow, "run", "id")
+            (run,) = select(db, RunRow, "id")
             return Records(
                 run,
-                _select(db, MatchRow, "matches", "number"),
-                _select(db, PlyRow, "plies", "match_id, ply"),
-                _select(db, AttemptRow, "attempts", "match_id, ply, rowid"),
-                _select(db, SampleRow, "engine_samples", "rowid"),
-                _select(db, EventRow, "events", "at, rowid"),
+                select(db, MatchRow, "number"),
+                select(db, PlyRow, "match_id, ply"),
+                select(db, AttemptRow, "match_id, ply, rowid"),
+                select(db, SampleRow, "rowid"),
+                select(db, EventRow, "at, rowid"),
+                select(db, Bucket, "engine, span_s, at") if has_telemetry(db) else (),
             )
     except (sqlite3.Error, ValueError) as error:
         raise StoreError(
@@ -487,7 +578,20 @@ def read(folder: Path) -> Records:
         ) from None
 
 
-def _select(db: sqlite3.Connection, row: type[_T], table: str, order: str) -> tuple[_T, ...]:
-    names = ", ".join(row._fields)
-    rows = db.execute(f"SELECT {names} FROM {table} ORDER BY {order}")
+def has_telemetry(db: sqlite3.Connection) -> bool:
+    """Whether the run was written, or taken up, by a version that keeps it."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    return bool(version >= 2)
+
+
+def select(
+    db: sqlite3.Connection,
+    row: type[_T],
+    order: str,
+    where: str = "1",
+    values: Sequence[object] = (),
+) -> tuple[_T, ...]:
+    """Rows of one kind; `order` and `where` are SQL of ours, `values` anybody's."""
+    names, table = ", ".join(row._fields), _TABLES[row]
+    rows = db.execute(f"SELECT {names} FROM {table} WHERE {where} ORDER BY {order}", values)
     return tuple(map(row._make, rows))

@@ -1,27 +1,37 @@
-"""What a person sees in a terminal: a run while it is played, and its summary. Home of rich."""
+"""What a person sees in a terminal: a run while it is played, and its summary. Home of rich.
+
+The live views draw a *frame*: the full snapshot that the dashboard's page is drawn from too.
+Names in it are hostile text: nothing here is markup, and no control character reaches a screen.
+"""
 
 import asyncio
 import io
+import math
 import os
+import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, ConsoleRenderable, RenderResult
 from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from arena.progress import Progress, ProgressView
-from arena.report import label, percentile
-from arena.store import MatchRow
+from games.escaping import one_line, result_mark
 
 REFRESH_S = 0.25
 PLAIN_REFRESH_S = 5.0
+
+Frame = Mapping[str, Any]
 
 
 class SilentView:
@@ -30,7 +40,7 @@ class SilentView:
     def announce(self, message: str) -> None:
         return None
 
-    async def watch(self, progress: Progress) -> None:
+    async def watch(self, read: Callable[[], Frame]) -> None:
         return None
 
 
@@ -43,13 +53,14 @@ class PlainView:
     def announce(self, message: str) -> None:
         self._say(message)
 
-    async def watch(self, progress: Progress) -> None:
+    async def watch(self, read: Callable[[], Frame]) -> None:
+        """Draw what `read` gives until cancelled, and once more then."""
         try:
             while True:
                 await asyncio.sleep(PLAIN_REFRESH_S)
-                self._say(plain_line(progress.view()))
+                self._say(plain_line(read()))
         finally:
-            self._say(plain_line(progress.view()))
+            self._say(plain_line(read()))
 
     def _say(self, line: str) -> None:
         with suppress(OSError):  # nobody reads it any more; the run goes on
@@ -57,24 +68,40 @@ class PlainView:
 
 
 class RichView:
-    """A live table, redrawn four times a second however much happens."""
+    """A live panel as large as the terminal, redrawn four times a second however much happens."""
 
     def __init__(self, out: TextIO) -> None:
+        self._out = out
         self._console = Console(file=out)
+        self._drawn_at: tuple[int, int] | None = None
 
     def announce(self, message: str) -> None:
         with suppress(OSError):
             self._console.print(Text(message, style="dim"))
 
-    async def watch(self, progress: Progress) -> None:
+    async def watch(self, read: Callable[[], Frame]) -> None:
+        """Draw what `read` gives until cancelled, and once more then."""
         # when the terminal is gone the run goes on
-        with suppress(OSError), Live(console=self._console, auto_refresh=False) as live:
+        with suppress(OSError), self._live() as live:
             try:
                 while True:
-                    live.update(panel(progress.view()), refresh=True)
+                    self._draw(live, read())
                     await asyncio.sleep(REFRESH_S)
             finally:
-                live.update(panel(progress.view()), refresh=True)
+                self._draw(live, read())
+
+    def _live(self) -> Live:
+        return Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
+
+    def _draw(self, live: Live, frame: Frame) -> None:
+        with suppress(OSError):  # rich asks COLUMNS first, which a resized terminal does not change
+            self._console.size = ConsoleDimensions(*os.get_terminal_size(self._out.fileno()))
+        size = self._console.size
+        if self._drawn_at not in (None, size):
+            self._console.clear()  # the terminal has wrapped the last panel, who knows how
+        self._drawn_at = size
+        # a line is left for what comes after the panel
+        live.update(panel(frame, size.width, size.height - 1), refresh=True)
 
 
 def view_for(name: str) -> SilentView | PlainView | RichView:
@@ -87,64 +114,388 @@ def view_for(name: str) -> SilentView | PlainView | RichView:
     return RichView(out) if name == "rich" else PlainView(out)
 
 
-def plain_line(view: ProgressView) -> str:
+def plain_line(frame: Frame) -> str:
     """The run in one line."""
+    fleet = frame["fleet"]
+    counts = {state: _number(count) for state, count in fleet["matches"].items()}
     parts = [
-        f"{view.elapsed_s:6.0f} s",
-        f"{view.finished} finished, {view.running} running, {view.suspended} suspended, "
-        f"{view.scheduled} waiting",
-        f"{view.plies} plies",
-        f"{view.plies_per_s:.1f} moves/s",
+        f"{_number(fleet['elapsed_s']):>6} s",
+        f"{counts['finished']} finished, {counts['running']} running, "
+        f"{counts['suspended']} suspended, {counts['scheduled']} waiting",
+        f"{_number(fleet['plies'])} plies",
+        f"{_number(fleet['recent_moves_per_s'], 1)} moves/s",
     ]
-    if view.latencies_s:
-        parts.append("p50 {:.0f} p95 {:.0f} ms".format(*_latencies(view)))
-    for name, engine in view.engines.items():
-        if engine.step_requests_mean is not None:
-            parts.append(f"{name}: {engine.step_requests_mean:.1f} requests a step")
-    parts += [f"{kind} {count}" for kind, count in view.faults.items()]
+    slowest = _slowest_first(frame["agents"])[:1]
+    parts += [
+        f"slowest {_cut(row['name'], 40)} p50 {_number(row['latency_ms']['p50'])} "
+        f"p95 {_number(row['latency_ms']['p95'])} ms"
+        for row in slowest
+        if row["latency_ms"]["p95"] is not None
+    ]
+    parts += [
+        f"{_cut(engine['name'], 40)}: {engine['now']['requests_mean']:.1f} requests a step"
+        for engine in frame["engines"]
+        if engine["now"] is not None and engine["now"]["requests_mean"] is not None
+    ]
+    parts += [f"{_cut(kind, 40)} {count}" for kind, count in _all_faults(frame).items()]
+    if frame["verdict"] is not None:
+        parts.append(f"saturated: {_verdict_name(frame['verdict'])}")
     return " · ".join(parts)
 
 
-def _latencies(view: ProgressView) -> tuple[float, float]:
-    ordered = sorted(view.latencies_s)
-    return percentile(ordered, 0.5) * 1000, percentile(ordered, 0.95) * 1000
+def panel(frame: Frame, width: int, height: int) -> ConsoleRenderable:
+    """The live display of a full frame, at most `width` cells by `height` lines; in ASCII where the
+    console can show no more."""
+    return _Panel(frame, width, height)
 
 
-def panel(view: ProgressView) -> RenderableType:
-    """The live display."""
-    total = view.scheduled + view.running + view.suspended + view.finished
-    head = Table.grid(padding=(0, 2), expand=False)
-    head.add_row(
-        Text(f"{view.elapsed_s:.0f} s", style="bold"),
-        ProgressBar(total=max(total, 1), completed=view.finished, width=20),
-        f"{view.finished}/{total} matches",
-        f"{view.running} running",
-        f"{view.suspended} suspended",
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    frame: Frame
+    width: int
+    height: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = _lines(self.frame, min(self.width, options.max_width), self.height, console)
+        text = Text("\n", no_wrap=True, overflow="crop").join(lines)
+        for segment in console.render(text, options):
+            yield _in_ascii(segment) if options.ascii_only else segment
+
+
+_FULL, _EMPTY, _LEVELS = "█", "░", "▁▂▃▄▅▆▇█"
+_ASCII = str.maketrans("▁▂▃▄▅▆▇█░·…→×", "_.:-=+*#.|~>x")
+
+
+def _in_ascii(segment: Segment) -> Segment:
+    """The segment with a question mark for each cell that ASCII cannot fill."""
+    text = segment.text.translate(_ASCII)
+    plain = "".join(c if c.isascii() else "?" * cell_len(c) for c in text)
+    return Segment(plain, segment.style, segment.control)
+
+
+_ROOMY_HEIGHT = 22
+"""Lines from which on a blank one parts the sections."""
+
+
+def _lines(frame: Frame, width: int, height: int, console: Console) -> list[Text]:
+    gap = [Text()] if height >= _ROOMY_HEIGHT else []
+    top = _stack(
+        gap,
+        _fleet_lines(frame, width, height // 4 + 1),
+        _engine_lines(frame, width, max(height // 3, 3)),
+        _verdict_lines(frame["verdict"], width, height // 4, console),
     )
-    facts = Table.grid(padding=(0, 2))
-    latency = "p50 {:.0f} ms  p95 {:.0f} ms".format(*_latencies(view)) if view.latencies_s else "-"
-    facts.add_row("moves", f"{view.plies}  ({view.plies_per_s:.1f}/s)", "latency", latency)
-    faults = ", ".join(f"{kind} {count}" for kind, count in view.faults.items()) or "none"
-    facts.add_row("late", str(view.late), "faults", faults)
-    for name, engine in view.engines.items():
-        facts.add_row(Text(name, style="bold"), *_engine_cells(engine))
-    rows: list[RenderableType] = [head, facts]
-    rows += [Text(_result_line(row), style="dim", no_wrap=True) for row in view.results]
-    return Group(*rows)
+    agents, results = frame["agents"], frame["results"]
+    left = height - len(top) - 2 * len(gap)
+    shown_results = _result_lines(results, width, max(left // 3, left - len(agents) - 1))
+    shown_agents = _agent_lines(agents, width, left - len(shown_results))
+    lines = _stack(gap, top, shown_agents, shown_results)[:height]
+    for line in lines:
+        line.rstrip()
+        line.truncate(width, overflow="ellipsis")
+    return lines
 
 
-def _engine_cells(engine: Any) -> tuple[str, str, str]:
-    mean, last, hit = engine.step_requests_mean, engine.last, engine.prefix_hit_rate
-    batch = "-" if mean is None else f"{mean:.1f} requests a step"
-    kv = "" if last is None or last.kv_usage is None else f"  KV {last.kv_usage:.0%}"
-    return batch, "prefix hits", ("-" if hit is None else f"{hit:.1%}") + kv
+def _stack(gap: list[Text], *sections: list[Text]) -> list[Text]:
+    lines: list[Text] = []
+    for section in sections:
+        lines += [*gap, *section] if lines and section else section
+    return lines
 
 
-def _result_line(row: MatchRow) -> str:
-    names = row.agents
-    outcome = "draw" if row.winner is None else f"{names[row.winner]} won"
-    how = (row.termination or "").replace("_", " ")
-    return f"{label(row.game, row.ruleset)}: {names[0]} v {names[1]}: {outcome}, {how}"
+def _fleet_lines(frame: Frame, width: int, limit: int) -> list[Text]:
+    run, fleet, counts = frame["run"], frame["fleet"], frame["fleet"]["matches"]
+    finished, total = counts["finished"] or 0, sum(count or 0 for count in counts.values())
+    matches = [
+        Text(_cut(run["name"], width // 4), style="bold"),
+        Text(("over, " if frame["ended"] else "") + _duration(fleet["elapsed_s"])),
+        _bar(finished / total if total else 0.0, min(max(width // 5, 6), 30)),
+        Text(f"{finished}/{total} matches"),
+        Text(f"{_number(counts['running'])} running"),
+        Text(f"{_number(counts['suspended'])} suspended"),
+    ]
+    pace = [
+        f"moves/s {_number(fleet['recent_moves_per_s'], 1)}",
+        f"pace {_share(fleet['pace_attainment'])}",
+        f"within {_number(run['slo_ms'])} ms {_share(fleet['slo_attainment'])}",
+        f"plies {_number(fleet['plies'])}",
+        f"games/h {_number(fleet['games_per_h'])}",
+        f"worst seat {_share(fleet['min_seat_attainment'])}",
+        f"schedule lag p95 {_number(fleet['schedule_lag_ms']['p95'])} ms",
+    ]
+    engines_own = Counter(fleet["infrastructure_faults"])
+    room = width - len("agents' faults: ")
+    lines = [
+        *_flow(matches, width, "  ", 2),
+        *_flow([Text(part) for part in pace], width, " · ", 2),
+    ]
+    for whose, faults in (
+        ("agents' faults", _all_faults(frame) - engines_own),
+        ("engine faults", engines_own),
+    ):
+        if faults:
+            lines.append(Text(f"{whose}: {_faults(faults, room)}"))
+    return lines[:limit]
+
+
+def _engine_lines(frame: Frame, width: int, limit: int) -> list[Text]:
+    engines, telemetry = frame["engines"], frame["telemetry"]
+    fitting = limit // 2 if 2 * len(engines) <= limit else (limit - 1) // 2
+    shown = engines[:fitting]
+    names = max((cell_len(_cut(engine["name"], max(width // 6, 4))) for engine in shown), default=0)
+    newest = max(
+        (math.floor(buckets[-1]["at"]) for buckets in telemetry.values() if buckets), default=0
+    )
+    lines: list[Text] = []
+    for engine in shown:
+        buckets = telemetry.get(engine["name"], ())
+        full = frame["run"]["engines"].get(engine["name"], {}).get("max_concurrent")
+        line = _occupancy(engine, full, names, width)
+        spark = _sparkline(buckets, newest, full, width - cell_len(line.plain) - 1)
+        line.append(f" {spark}", style="cyan")
+        if spark and cell_len(line.plain) + len(" 60 s") <= width:
+            line.append(" 60 s", style="dim")
+        lines.append(line)
+        facts = [Text(fact) for fact in _engine_facts(engine, buckets[-_RECENT:])]
+        lines += [Text("  ").append(line) for line in _flow(facts, width - 2, " · ", 1)]
+    if more := len(engines) - len(shown):
+        lines.append(Text(f"+{more} more engine{'s' if more > 1 else ''}", style="dim"))
+    return lines
+
+
+_RECENT = 10
+"""Buckets in which the last known figure still counts as present."""
+
+
+def _occupancy(engine: Frame, full: int | None, names: int, width: int) -> Text:
+    """The name, and requests in a step as a bar and as a number."""
+    name, now = _cut(engine["name"], names), engine["now"]
+    requests = None if now is None else now["requests_mean"]
+    number = "-" if requests is None else f"{requests:.1f}"
+    return Text.assemble(
+        (name, "bold"),
+        " " * (names - cell_len(name) + 1),
+        _bar((requests or 0.0) / full if full else 0.0, min(max(width // 6, 6), 20)),
+        f" {number}/{full or '-'}".rjust(10),
+        " requests a step" if width >= 72 else "",
+    )
+
+
+def _engine_facts(engine: Frame, recent: Sequence[Frame]) -> list[str]:
+    """What fits is shown, from the first on."""
+    ttft = _latest(recent, "ttft_p50_s")
+    facts = [
+        f"queue {_number(_latest(recent, 'waiting_mean'), 1)}",
+        f"TTFT {_number(None if ttft is None else ttft * 1000)} ms",
+        f"KV {_share(_latest(recent, 'kv_usage'))}",
+    ]
+    for what in ("preemptions", "rejected", "restarts"):
+        if engine[what]:
+            facts.append(f"{what} {_number(engine[what])}")
+    return [
+        *facts,
+        f"tokens/step {_number(_latest(recent, 'tokens_mean'), 1)}",
+        f"prefix hits {_share(engine['prefix_hit_rate'])}",
+    ]
+
+
+def _latest(buckets: Sequence[Frame], key: str) -> float | None:
+    known = (bucket[key] for bucket in reversed(buckets) if bucket[key] is not None)
+    return next(known, None)
+
+
+def _sparkline(buckets: Sequence[Frame], newest: int, full: int | None, room: int) -> str:
+    """Requests a step in the minute up to the second `newest`, in the most columns of equal time
+    that fit. The highest level is `full`, or the greatest value shown where that is unknown; a
+    column is blank where no step was."""
+    columns = max((n for n in (60, 30, 20, 15, 12, 10, 6, 5) if n <= room), default=0)
+    if not columns:
+        return ""
+    each = 60 // columns
+    end = (newest // each + 1) * each  # so that a column keeps its seconds as it moves
+    shown: list[list[float]] = [[] for _ in range(columns)]
+    for bucket in buckets[-60:]:
+        place = columns - 1 - (end - 1 - math.floor(bucket["at"])) // each
+        if place >= 0 and bucket["requests_mean"] is not None:
+            shown[place].append(bucket["requests_mean"])
+    top = full or max((value for column in shown for value in column), default=0.0) or 1.0
+    return "".join(_level(sum(column) / len(column) / top) if column else " " for column in shown)
+
+
+def _level(share: float) -> str:
+    return _LEVELS[min(max(math.ceil(share * len(_LEVELS)), 1), len(_LEVELS)) - 1]
+
+
+def _verdict_lines(verdict: Frame | None, width: int, limit: int, console: Console) -> list[Text]:
+    if verdict is None:
+        return [Text("no sign of saturation", style="green")]
+    found = Text.assemble(
+        (f"saturated: {_verdict_name(verdict)}: ", "bold yellow"), _safe(verdict["detail"])
+    )
+    remedies = [
+        Text.assemble(("try first: ", "bold"), _safe(f"{remedy['action']}: {remedy['effect']}"))
+        for remedy in verdict["remedies"][:1]
+    ]
+    advice = [line for text in remedies for line in _wrap(text, width, max(limit // 2, 1), console)]
+    return [*_wrap(found, width, max(limit - len(advice), 1), console), *advice]
+
+
+def _verdict_name(verdict: Frame) -> str:
+    patterns = {
+        "steady": ", a steady rise (capacity is short)",
+        "sawtooth": ", in bursts (a queue can absorb them)",
+    }
+    signal = _safe(verdict["signal"]).replace("_", " ")
+    return f"{_cut(verdict['engine'], 24)}, {signal}{patterns.get(verdict['pattern'], '')}"
+
+
+def _wrap(text: Text, width: int, limit: int, console: Console) -> list[Text]:
+    """At most `limit` lines; an ellipsis ends them where there is more."""
+    lines = list(text.wrap(console, width, overflow="fold"))
+    if len(lines) > limit:
+        lines = lines[:limit]
+        lines[-1].rstrip()
+        lines[-1].truncate(max(width - 1, 0))
+        lines[-1].append("…")
+    return lines
+
+
+def _slowest_first(agents: Sequence[Frame]) -> list[Frame]:
+    def p95(row: Frame) -> float:
+        known: float | None = row["latency_ms"]["p95"]
+        return -1.0 if known is None else known
+
+    return sorted(agents, key=p95, reverse=True)
+
+
+def _agent_lines(agents: Sequence[Frame], width: int, limit: int) -> list[Text]:
+    """The slowest agents that fit under their heading, or nothing if none does."""
+    if limit < 2:
+        return []
+    if not agents:
+        return [Text("no moves yet", style="dim")]
+    rows = [
+        (
+            _safe(row["name"]),
+            _safe(row["game"]),
+            _safe(row["mode"] or "-"),
+            _number(row["latency_ms"]["p50"]),
+            _number(row["latency_ms"]["p95"]),
+            _number(row["moves"]),
+            row["faults"],
+        )
+        for row in _slowest_first(agents)[: limit - 1]
+    ]
+    title = f"slowest of {len(agents)}" if len(agents) > len(rows) else "agents"
+    games = min(max(cell_len(row[1]) for row in rows), width // 5, 19) if width >= 52 else 0
+    modes = min(max(cell_len(row[2]) for row in rows), 11) if width >= 72 else 0
+    between = 2 if width >= 72 else 1
+    fixed = sum(part + between for part in (games, modes, 7, 7, 7) if part)
+    spare = width - fixed - between
+    names = min(max(cell_len(title), *(cell_len(row[0]) for row in rows)), max(spare - 7, 1))
+    widths = (names, games, modes, 7, 7, 7, max(spare - names, 1))
+    if cell_len(title) > names:
+        title = "slowest"
+    heading = (title, "game", "mode", "p50 ms", "p95 ms", "moves", "faults")
+    lines = [Text(_row(heading, widths, between), style="bold")]
+    for *cells, faults in rows:
+        lines.append(Text(_row((*cells, _faults(faults, widths[-1])), widths, between)))
+    return lines
+
+
+_NUMBERS = (3, 4, 5)
+"""Columns of an agent's row."""
+
+
+def _row(cells: Sequence[str], widths: Sequence[int], between: int) -> str:
+    """The cells beside each other, the numbers to the right; a column of no width is left out."""
+    shown = []
+    for place, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        if width:
+            text = _cut(cell, width)
+            room = " " * (width - cell_len(text))
+            shown.append(room + text if place in _NUMBERS else text + room)
+    return (" " * between).join(shown).rstrip()
+
+
+def _result_lines(results: Sequence[Frame], width: int, limit: int) -> list[Text]:
+    """The last results that fit under their heading, the newest at the bottom."""
+    if limit < 2 or not results:
+        return []
+    room = max((width - 34) // 2, 6)
+    lines = [Text("recent results", style="bold")]
+    for row in results[1 - limit :]:
+        winner = None if row["winner"] is None else int(row["winner"] != row["first"])
+        players = (
+            f"{_cut(row['first'], room)} {result_mark(True, winner)} {_cut(row['second'], room)}"
+        )
+        how = f"{_safe(row['termination'] or '').replace('_', ' ')}, {_number(row['plies'])} plies"
+        lines.append(Text(f"{_cut(row['game'], 18)}  {players}  {how}"))
+    return lines
+
+
+def _all_faults(frame: Frame) -> Counter[str]:
+    """Of every attempt, those that were an engine's included."""
+    total: Counter[str] = Counter()
+    for row in frame["agents"]:
+        total.update(row["faults"])
+    return total
+
+
+def _faults(faults: Mapping[str, int], width: int) -> str:
+    """Each kind with its count, the most frequent first; the sum where that does not fit."""
+    ordered = sorted(faults.items(), key=lambda item: -item[1])
+    text = ", ".join(f"{_safe(kind)} {count}" for kind, count in ordered)
+    return text if cell_len(text) <= width else f"{sum(faults.values())}"
+
+
+def _flow(parts: Sequence[Text], width: int, between: str, limit: int) -> list[Text]:
+    """Whole parts beside one another on at most `limit` lines; those after them are left out."""
+    lines: list[Text] = []
+    for part in parts:
+        if lines and cell_len(lines[-1].plain + between + part.plain) <= width:
+            lines[-1].append(between).append(part)
+        elif len(lines) < limit:
+            lines.append(Text().append(part))
+        else:
+            break
+    return lines
+
+
+def _bar(share: float, width: int) -> Text:
+    full = round(min(max(share, 0.0), 1.0) * width)
+    return Text.assemble((_FULL * full, "cyan"), (_EMPTY * (width - full), "dim"))
+
+
+def _duration(seconds: float | None) -> str:
+    """Seconds up to two minutes, then h:mm:ss."""
+    if seconds is None:
+        return "not begun"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+_JOINERS = re.compile("[\ufe00-\ufe0f\U0001f3fb-\U0001f3ff\U000e0100-\U000e01ef]")
+"""They change how wide the character before them is, and terminals disagree by how much."""
+
+
+def _safe(text: str) -> str:
+    """The text on one line, without control characters and with two marks on a letter at most."""
+    kept, marks = [], 0
+    for char in _JOINERS.sub("", one_line(unicodedata.normalize("NFC", text))):
+        marks = marks + 1 if unicodedata.category(char) in ("Mn", "Me") else 0
+        if marks <= 2:
+            kept.append(char)
+    return "".join(kept)
+
+
+def _cut(text: str, width: int) -> str:
+    """The text made safe, in at most `width` cells; an ellipsis ends it where there is more."""
+    cut = Text(_safe(text))
+    cut.truncate(width, overflow="ellipsis")
+    return cut.plain
 
 
 def print_report(report: Mapping[str, Any], out: TextIO) -> None:
@@ -156,7 +507,7 @@ def print_report(report: Mapping[str, Any], out: TextIO) -> None:
     counts = report["matches"]
     console.print(
         Text.assemble(
-            (report["run"]["name"], "bold"),
+            (_safe(report["run"]["name"]), "bold"),
             f": {counts['finished']} matches finished, {counts['suspended']} suspended, "
             f"{counts['running']} running, {counts['scheduled']} not begun; "
             f"{report['plies']} plies in {_number(report['elapsed_s'])} s",
@@ -173,11 +524,28 @@ def print_report(report: Mapping[str, Any], out: TextIO) -> None:
         if table.row_count:
             console.print()
             console.print(table)
+    if report["verdict"] is not None:
+        console.print()
+        for line in _verdict_report(report["verdict"]):
+            console.print(line)
     out.write(page.getvalue())
 
 
+def _verdict_report(verdict: Mapping[str, Any]) -> list[Text]:
+    """What the engine suffers from and what to do about it, the cheapest first."""
+    title = (f"Saturated: {_verdict_name(verdict)}: ", "bold")
+    return [
+        Text.assemble(title, _safe(verdict["detail"])),
+        *(
+            Text(_safe(f"{number}. {remedy['action']}: {remedy['effect']}"))
+            for number, remedy in enumerate(verdict["remedies"], 1)
+        ),
+    ]
+
+
 def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    heading = Text(_safe(title), style="table.title")
+    table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         is_number = column in right
         table.add_column(
@@ -194,11 +562,11 @@ def _results_table(results: Sequence[Mapping[str, Any]]) -> Table:
     )
     for row in shown:
         table.add_row(
-            row["game"],
-            Text(row["first"]),
-            Text(row["second"]),
-            Text(row["winner"] or "draw"),
-            row["termination"].replace("_", " "),
+            Text(_safe(row["game"])),
+            Text(_safe(row["first"])),
+            Text(_safe(row["second"])),
+            Text(_safe(row["winner"] or "draw")),
+            Text(_safe(row["termination"]).replace("_", " ")),
             str(row["plies"]),
         )
     return table
@@ -209,9 +577,9 @@ def _pairings_table(pairings: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("Pairings", "game", "agent", "opponent", *counts, right=counts)
     for row in pairings:
         table.add_row(
-            row["game"],
-            Text(row["agent"]),
-            Text(row["opponent"]),
+            Text(_safe(row["game"])),
+            Text(_safe(row["agent"])),
+            Text(_safe(row["opponent"])),
             *(str(row[count]) for count in counts),
         )
     return table
@@ -224,9 +592,9 @@ def _agents_table(agents: Sequence[Mapping[str, Any]]) -> Table:
     for row in agents:
         faults = ", ".join(f"{kind} {count}" for kind, count in row["faults"].items())
         table.add_row(
-            Text(row["name"]),
-            row["game"],
-            row["mode"] or "-",
+            Text(_safe(row["name"])),
+            Text(_safe(row["game"])),
+            Text(_safe(row["mode"] or "-")),
             str(row["moves"]),
             *(_number(row["latency_ms"][key]) for key in ("p50", "p95", "p99")),
             faults or "none",
@@ -241,7 +609,7 @@ def _parts_table(agents: Sequence[Mapping[str, Any]]) -> Table:
     )
     for row in agents:
         medians = (_number(row[f"{part}_ms"]["p50"], 1) for part in parts)
-        table.add_row(Text(row["name"]), row["game"], *medians)
+        table.add_row(Text(_safe(row["name"])), Text(_safe(row["game"])), *medians)
     return table
 
 
@@ -256,7 +624,7 @@ def _engine_table(engine: Mapping[str, Any]) -> Table:
         ("prefix hit rate", _number(engine["prefix_hit_rate"], 3)),
         (
             "uncached prompt tokens a move",
-            ", ".join(f"{game} {_number(value, 1)}" for game, value in uncached.items()) or "n/a",
+            ", ".join(f"{_safe(game)} {_number(n, 1)}" for game, n in uncached.items()) or "n/a",
         ),
         ("output tokens a move", _number(engine["output_tokens_per_move"], 1)),
         ("KV cache in use (mean, p95, max)", _spread(engine["kv_usage"], 3)),
@@ -265,7 +633,7 @@ def _engine_table(engine: Mapping[str, Any]) -> Table:
             ", ".join(_number(engine[key]) for key in ("preemptions", "rejected", "restarts")),
         ),
     ):
-        table.add_row(name, value)
+        table.add_row(name, Text(value))
     return table
 
 

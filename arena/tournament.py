@@ -3,10 +3,9 @@
 import asyncio
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
@@ -24,6 +23,7 @@ from serving import (
     EngineError,
     EngineSnapshot,
     Finish,
+    Limited,
     Reply,
     Timings,
     Usage,
@@ -34,26 +34,16 @@ from serving import (
 log = structlog.get_logger()
 
 DENSE_SAMPLES = 20_000
-"""Engine steps stored one by one; after that each stored step stands for `SPARSE_STEPS`."""
-SPARSE_STEPS = 10
+SPARSER = 10
+"""The first 20,000 engine steps are stored one by one, of those up to 200,000 each 10th, of those
+up to 2,000,000 each 100th: a stored step stands for so many, and a long run's stay bounded."""
+_METER_PERIOD_S = 1.0
 _LAST_SNAPSHOTS_S = 2.0
 """A user's own engine may not end its snapshots when it is closed."""
 
 
 class EnginesFailed(Exception):
     """An engine could not be started, or died for good; the run is kept and resumable."""
-
-
-class View(Protocol):
-    """Shows a run while it is played."""
-
-    def announce(self, message: str) -> None:
-        """Say one line about what is going on."""
-        ...
-
-    async def watch(self, progress: Progress) -> None:
-        """Show the progress, a few times a second at most, until cancelled."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,35 +78,49 @@ def resumed_plan(config: RunConfig, records: Records) -> Plan:
     return Plan(config, tuple(_spec(row) for row in records.matches), pasts)
 
 
-async def run(plan: Plan, store: Store, pacer: Pacer, progress: Progress, view: View) -> None:
-    """Play every unfinished match of the plan.
+async def run(
+    plan: Plan,
+    store: Store,
+    pacer: Pacer,
+    progress: Progress,
+    *,
+    announce: Callable[[str], None],
+    opened: Callable[[Mapping[str, Limited]], None],
+) -> None:
+    """Play every unfinished match of the plan; `announce` is told in a line what goes on, and
+    `opened` the engines once they are ready.
 
     Raises EnginesFailed if an engine cannot start or is gone for good. Whatever ends it, what was
     committed stays, and no process of an engine is left.
     """
     config = plan.config
     async with AsyncExitStack() as stack:
-        engines = await _open_engines(plan, store, stack, view)
+        engines = await _open_engines(plan, store, stack, announce)
         players = await _open_players(config, engines, store, stack)
         matches = _matches(plan, players, store, pacer, progress)
-        view.announce(f"playing {len(plan.unfinished)} matches")
+        opened(engines)
+        announce(f"playing {len(plan.unfinished)} matches")
+        for engine in engines.values():
+            engine.meter.begin(store.clock.of)
         async with asyncio.TaskGroup() as group:
             recorders = [
                 group.create_task(_record_engine(name, engine, store, progress))
                 for name, engine in engines.items()
             ]
-            watching = group.create_task(view.watch(progress))
+            metering = group.create_task(_record_telemetry(engines.values(), store))
             with _calm_collector():
                 async with asyncio.TaskGroup() as tables:
                     for _ in range(min(config.tournament.parallel_matches, len(plan.specs))):
                         tables.create_task(_play_in_turn(matches, pacer, progress))
-            watching.cancel()
             for engine in engines.values():
                 await engine.close()  # ends the snapshots, the last step included
             if recorders:
                 _, late = await asyncio.wait(recorders, timeout=_LAST_SNAPSHOTS_S)
                 for recorder in late:
                     recorder.cancel()
+            metering.cancel()
+            for engine in engines.values():
+                store.add(*engine.meter.buckets(final=True))
     if progress.engine_failure is not None:
         raise EnginesFailed(progress.engine_failure)
 
@@ -180,13 +184,13 @@ def _matches(
 
 
 async def _open_engines(
-    plan: Plan, store: Store, stack: AsyncExitStack, view: View
-) -> dict[str, Engine]:
+    plan: Plan, store: Store, stack: AsyncExitStack, announce: Callable[[str], None]
+) -> dict[str, Limited]:
     """The engines that some agent uses, started side by side."""
     config = plan.config
     for survivor in await asyncio.to_thread(end_survivors, store.folder):
         store.event("survivor_ended", {"process_group": survivor})
-    engines = {}
+    engines: dict[str, Limited] = {}
     for name in config.used_engines():
         try:
             engine = build_engine(
@@ -199,7 +203,7 @@ async def _open_engines(
         except Exception as error:  # a user's own class raises what it likes
             raise EnginesFailed(f"engines.{name}: could not be made: {error!r}") from error
         stack.push_async_callback(engine.close)
-        view.announce(f"starting engine {name} ({engine.kind})")
+        announce(f"starting engine {name} ({engine.kind})")
         engines[name] = engine
     try:
         async with asyncio.TaskGroup() as group:
@@ -250,6 +254,7 @@ async def _record_engine(name: str, engine: Engine, store: Store, progress: Prog
     What it computed before the first match is no part of the run's figures.
     """
     steps = restarts = 0
+    every = 1
 
     def note_restarts() -> None:
         nonlocal restarts
@@ -260,20 +265,27 @@ async def _record_engine(name: str, engine: Engine, store: Store, progress: Prog
     try:
         async for snapshot in engine.snapshots():
             note_restarts()
-            progress.engine_stepped(name, snapshot, engine.restarts)
             if not progress.has_begun:
                 continue
+            if steps == DENSE_SAMPLES * every:
+                every *= SPARSER
             steps += 1
-            if steps <= DENSE_SAMPLES:
-                store.add(_sample(name, snapshot, store, 1))
-            elif steps % SPARSE_STEPS == 0:
-                store.add(_sample(name, snapshot, store, SPARSE_STEPS))
+            if steps % every == 0:
+                store.add(_sample(name, snapshot, store, every))
     except StoreError:
         raise
     # a user's own engine raises what it likes; lost telemetry must not end the run
     except Exception as error:  # noqa: BLE001
         log.warning("snapshots_lost", engine=name, error=repr(error))
     note_restarts()
+
+
+async def _record_telemetry(engines: Iterable[Limited], store: Store) -> None:
+    """Store what the engines' meters have closed, once a second."""
+    while True:
+        await asyncio.sleep(_METER_PERIOD_S)
+        for engine in engines:
+            store.add(*engine.meter.buckets())
 
 
 def _sample(name: str, snapshot: EngineSnapshot, store: Store, steps: int) -> SampleRow:

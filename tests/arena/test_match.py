@@ -74,7 +74,7 @@ class Table:
     max_plies: int | None = None
     pacer: Pacer = field(default_factory=Pacer)
     actors: tuple[Actor, Actor] = field(init=False)
-    progress: Progress = field(default_factory=lambda: Progress(1, 0, 1.0))
+    progress: Progress = field(default_factory=Progress)
     is_engine_ready: Callable[[], bool] = lambda: True
 
     def __post_init__(self) -> None:

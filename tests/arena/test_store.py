@@ -2,20 +2,33 @@
 
 import asyncio
 import json
+import math
+import random
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
+from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from arena.figures import Figures
+from arena.follow import Follower
+from arena.report import build, report
 from arena.store import (
+    BUCKETS_KEPT,
     SCHEMA_VERSION,
     AttemptRow,
     EventRow,
     MatchRow,
     PlyRow,
+    Records,
+    Row,
     RunRow,
     SampleRow,
     Store,
@@ -23,6 +36,9 @@ from arena.store import (
     read,
     storable,
 )
+from serving import SPANS_S
+from tests.arena import random_runs
+from tests.arena.random_runs import bucket, commits, random_run
 
 RUN = RunRow("r1", "2026-01-01T00:00:00Z", '{"name": "r"}', "d", "{}")
 
@@ -180,14 +196,147 @@ async def test_the_time_axis_goes_on_after_a_resume(tmp_path: Path) -> None:
     assert [json.loads(e.detail_json)["offset_s"] >= 1000 for e in starts] == [False, True]
 
 
-async def test_another_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
-    store = Store.create(tmp_path / "run", RUN, [])
+async def as_of_version(folder: Path, version: int, *rows: Row) -> None:
+    """A run that holds rows, and says that this version wrote it; 1 had no telemetry."""
+    store = Store.create(folder, RUN, [match_row()])
+    await store.commit(*rows)
     await store.close()
-    db = sqlite3.connect(tmp_path / "run" / "run.db")
-    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    db.close()
-    with pytest.raises(StoreError, match=f"schema {SCHEMA_VERSION + 1}.*reads {SCHEMA_VERSION}"):
-        read(tmp_path / "run")
+    with closing(sqlite3.connect(folder / "run.db")) as db:
+        if version == 1:
+            db.executescript(
+                "DROP TABLE telemetry; DROP INDEX matches_by_state; DROP INDEX matches_by_end;"
+            )
+        db.execute(f"PRAGMA user_version = {version}")
+
+
+@pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1])
+async def test_another_schema_is_refused_with_both_numbers(tmp_path: Path, version: int) -> None:
+    await as_of_version(tmp_path / "run", version)
+    for use in (read, Store.resume, Follower):
+        with pytest.raises(
+            StoreError, match=f"schema {version}, this program reads 1 to {SCHEMA_VERSION}"
+        ):
+            use(tmp_path / "run")
+
+
+async def test_a_run_of_version_1_is_read_as_it_is_and_resumed_with_telemetry(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    await as_of_version(folder, 1, ply_row(0), attempt_row(0))
+    before = (folder / "run.db").read_bytes()
+    held = read(folder)
+    assert (held.plies, held.attempts, held.buckets) == ((ply_row(0),), (attempt_row(0),), ())
+    assert (folder / "run.db").read_bytes() == before
+    resumed = Store.resume(folder)
+    await resumed.commit(bucket("main", 1.0, 5.0), ply_row(1))
+    await resumed.close()
+    again = Store.resume(folder)  # which has nothing to migrate
+    await again.close()
+    held = read(folder)
+    assert (held.plies, held.buckets) == ((ply_row(0), ply_row(1)), (bucket("main", 1.0, 5.0),))
+    with closing(sqlite3.connect(folder / "run.db")) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+
+
+async def test_a_migrated_run_has_the_tables_of_a_new_one(tmp_path: Path) -> None:
+    schemas = []
+    for version in (1, SCHEMA_VERSION):
+        folder = tmp_path / str(version)
+        await as_of_version(folder, version)
+        await Store.resume(folder).close()
+        with closing(sqlite3.connect(folder / "run.db")) as db:
+            schemas.append(set(db.execute("SELECT type, name, sql FROM sqlite_master")))
+    assert schemas[0] == schemas[1]
+
+
+async def test_telemetry_of_a_long_run_is_bounded_and_a_day_stays_chartable(
+    tmp_path: Path,
+) -> None:
+    store = Store.create(tmp_path / "run", RUN, [])
+    day = 86_400
+    for engine in ("main", "side"):
+        for span_s in SPANS_S:
+            begins = range(0, day, int(span_s))
+            await store.commit(*(bucket(engine, span_s, float(at)) for at in begins))
+    await store.commit(bucket("side", 10.0, 0.0, 3))  # late, and out of what is kept: no harm
+    await store.close()
+    kept = Counter((b.engine, b.span_s) for b in read(tmp_path / "run").buckets)
+    for engine in ("main", "side"):
+        assert kept[engine, 1.0] == kept[engine, 10.0] - (engine == "side") == BUCKETS_KEPT + 1
+        assert kept[engine, 100.0] == day / 100
+        assert kept[engine, 1000.0] == math.ceil(day / 1000)
+
+
+async def test_a_bucket_that_grew_replaces_itself(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "run", RUN, [])
+    await store.commit(bucket("main", 10.0, 20.0, 1), bucket("main", 10.0, 20.0, 2))
+    await store.commit(bucket("main", 10.0, 20.0, 3), bucket("main", 1.0, 20.0, 1))
+    await store.close()
+    assert read(tmp_path / "run").buckets == (
+        bucket("main", 1.0, 20.0, 1),
+        bucket("main", 10.0, 20.0, 3),
+    )
+
+
+async def test_a_tap_tells_what_was_committed_since_it_was_made(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "run", RUN, [match_row()])
+    await store.commit(ply_row(0))
+    one = store.tap()
+    assert one.take() == []
+    over = match_row()._replace(state="finished", ended=2.0)
+    seen = bucket("main", 1.0, 0.0)
+    await store.commit(over, ply_row(1), seen, EventRow(1.0, "x", "{}"), attempt_row(1))
+    two = store.tap()
+    await store.commit(ply_row(2), attempt_row(2))
+    # a move's attempts before it, and a match's end after its moves
+    first = [EventRow(1.0, "x", "{}"), attempt_row(1), ply_row(1), over, seen]
+    assert one.take() == [*first, attempt_row(2), ply_row(2)]
+    assert one.take() == []
+    assert two.take() == [attempt_row(2), ply_row(2)]
+    await store.close()
+
+
+async def test_what_is_not_committed_is_not_told(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "run", RUN, [match_row()])
+    await store.commit(ply_row(0))
+    tap = store.tap()
+    with pytest.raises(StoreError, match="UNIQUE"):
+        await store.commit(attempt_row(0), ply_row(0))
+    assert tap.take() == []
+    with pytest.raises(StoreError):
+        await store.close()
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=15, deadline=None)
+def test_what_was_held_and_what_a_tap_tells_after_it_are_the_whole(seed: int) -> None:
+    """As `_play` does it: nothing is missing between the two, and nothing is in both."""
+
+    async def main(folder: Path) -> tuple[list[Row], Records]:
+        run, rng = random_run(seed), random.Random(seed)
+        batches = list(commits(run, rng))
+        before = rng.randrange(len(batches))
+        store = Store.create(folder, random_runs.RUN, run.matches)
+        for rows in batches[:before]:
+            store.add(*rows)
+        tap = store.tap()
+        await store.commit()
+        tap.take()
+        rows = list(read(folder).rows())
+        for batch in batches[before:]:
+            await store.commit(*batch)
+        await store.close()
+        return rows + tap.take(), read(folder)
+
+    with tempfile.TemporaryDirectory() as folder:
+        rows, held = asyncio.run(main(Path(folder) / "run"))
+    figures = Figures(held.run, held.matches, exact=True)
+    figures.add(rows)
+    figures.settle()
+    one, two = report(figures), build(held)
+    assert one.pop("pace_attainment") == pytest.approx(two.pop("pace_attainment"), rel=1e-12)
+    assert one == two
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database at all, but long enough to look"])
