@@ -62,7 +62,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"arena {version('boardfleet')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_run, _add_resume, _add_validate, _add_report, _add_bench, _add_others):
+    for add in (
+        _add_run,
+        _add_resume,
+        _add_watch,
+        _add_validate,
+        _add_report,
+        _add_bench,
+        _add_others,
+    ):
         add(commands)
     return parser
 
@@ -73,15 +81,27 @@ def _add_run(commands: Any) -> None:
     run.add_argument("--out", type=Path, help="the run's folder; default: a new one under runs/")
     run.add_argument("--replace", action="store_true", help="start a run in --out anew")
     _add_set(run)
-    _add_view(run)
+    _add_show(run)
     run.set_defaults(command="run")
 
 
 def _add_resume(commands: Any) -> None:
     resume = commands.add_parser("resume", help="go on with a run from its last committed plies")
     resume.add_argument("dir", type=Path, help="a run's folder")
-    _add_view(resume)
+    _add_show(resume)
     resume.set_defaults(command="resume")
+
+
+def _add_watch(commands: Any) -> None:
+    watch = commands.add_parser("watch", help="look at a run that is being played, or is over")
+    watch.add_argument("run", metavar="DIR|URL", help="a run's folder, or a dashboard's address")
+    _add_view(watch)
+    watch.add_argument(
+        "--dashboard",
+        metavar="HOST:PORT",
+        help="serve the dashboard of a run's folder there, until Ctrl-C",
+    )
+    watch.set_defaults(command="watch")
 
 
 def _add_validate(commands: Any) -> None:
@@ -95,7 +115,11 @@ def _add_validate(commands: Any) -> None:
 def _add_report(commands: Any) -> None:
     show = commands.add_parser("report", help="a run in figures, finished or not")
     show.add_argument("dir", type=Path, help="a run's folder")
-    show.add_argument("--json", action="store_true", help="print one JSON object")
+    form = show.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object")
+    form.add_argument(
+        "--html", type=Path, metavar="F", help="write one self-contained page with charts and games"
+    )
     show.set_defaults(command="report")
 
 
@@ -107,6 +131,7 @@ def _add_bench(commands: Any) -> None:
         ("games", "bench_games", "legal moves and play, with pyffish beside where it is installed"),
         ("overhead", "bench_overhead", "plies a second of the whole path on one core"),
         ("pace", "bench_pace", "schedule lag of many seats that move once a second"),
+        ("dashboard", "bench_dashboard", "what a dashboard that is looked at costs the arena"),
     ):
         kind = kinds.add_parser(name, help=about)
         kind.add_argument("--json", action="store_true", help="print one JSON object")
@@ -134,6 +159,21 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KEY=VALUE",
         help="override a key, such as tournament.pairs=4 or engines.main.max_concurrent=32",
+    )
+
+
+def _add_show(parser: argparse.ArgumentParser) -> None:
+    _add_view(parser)
+    parser.add_argument(
+        "--dashboard",
+        metavar="HOST:PORT|off",
+        help="where the dashboard listens; default: 127.0.0.1:8642, or a free port if that is "
+        "taken. Another address than this machine's own asks for a token",
+    )
+    parser.add_argument(
+        "--otel",
+        action="store_true",
+        help="send a span per move by OTLP/HTTP, as the OTEL_* variables say (extra: otel)",
     )
 
 

@@ -7,25 +7,55 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from arena import bench, preflight, report, runner, store, terminal
+from arena import bench, page, preflight, report, runner, spectator, store, terminal
 from arena import config as configs
 from arena.config import ConfigError
+from arena.dashboard.guard import parse_binding
+from arena.dashboard.server import DashboardError
+from arena.show import Show
 from arena.store import StoreError
+from arena.tracing import check_installed
 
 OK, CHECK_FAILED, USAGE, ENGINE_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def _run(parsed: argparse.Namespace) -> int:
     config = configs.load(parsed.config, parsed.set)
-    view = terminal.view_for(parsed.view)
+    show = _show_of(parsed)
     folder = parsed.out or runner.new_folder(config)
-    outcome = runner.run_loop(runner.start(config, folder, view, replace=parsed.replace))
+    outcome = runner.run_loop(runner.start(config, folder, show, replace=parsed.replace))
     return _conclude(folder, outcome)
 
 
 def _resume(parsed: argparse.Namespace) -> int:
+    return _conclude(parsed.dir, runner.run_loop(runner.resume(parsed.dir, _show_of(parsed))))
+
+
+def _show_of(parsed: argparse.Namespace) -> Show:
+    """How the run is to be shown; ConfigError where that cannot be."""
+    try:
+        binding = parse_binding(parsed.dashboard)
+        if parsed.otel:
+            check_installed()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return Show(terminal.view_for(parsed.view), binding, parsed.otel)
+
+
+def _watch(parsed: argparse.Namespace) -> int:
     view = terminal.view_for(parsed.view)
-    return _conclude(parsed.dir, runner.run_loop(runner.resume(parsed.dir, view)))
+    if "://" in parsed.run:
+        if parsed.dashboard is not None:
+            raise ConfigError("--dashboard: that run has one already; open its address")
+        watching = spectator.watch_url(parsed.run, view)
+    else:
+        try:
+            binding = None if parsed.dashboard is None else parse_binding(parsed.dashboard)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        watching = spectator.watch_folder(Path(parsed.run), view, binding)
+    print(runner.run_loop(watching), file=sys.stderr)
+    return OK
 
 
 def _conclude(folder: Path, outcome: runner.Outcome) -> int:
@@ -76,11 +106,14 @@ def _validate(parsed: argparse.Namespace) -> int:
 
 
 def _report(parsed: argparse.Namespace) -> int:
-    built = report.build(store.read(parsed.dir))
-    if parsed.json:
-        _print_json(built)
+    records = store.read(parsed.dir)
+    if parsed.html is not None:
+        page.write(parsed.html, records)
+        print(f"written: {parsed.html}", file=sys.stderr)
+    elif parsed.json:
+        _print_json(report.build(records))
     else:
-        terminal.print_report(built, sys.stdout)
+        terminal.print_report(report.build(records), sys.stdout)
     return OK
 
 
@@ -98,6 +131,10 @@ def _bench_pace(parsed: argparse.Namespace) -> int:
     if min(parsed.seats) < 2 or any(seats % 2 for seats in parsed.seats):
         raise ConfigError("--seats: a match has two seats; give even numbers")
     return _show_bench(bench.pace(parsed.seats, parsed.seconds), parsed)
+
+
+def _bench_dashboard(parsed: argparse.Namespace) -> int:
+    return _show_bench(bench.dashboard(), parsed)
 
 
 def _show_bench(result: dict[str, Any], parsed: argparse.Namespace) -> int:
@@ -126,7 +163,7 @@ def _refusing(command: Callable[[argparse.Namespace], int]) -> Callable[[argpars
             code = command(parsed)
             sys.stdout.flush()
             return code
-        except (ConfigError, StoreError) as error:
+        except (ConfigError, StoreError, DashboardError) as error:
             print(f"arena: {error}", file=sys.stderr)
             return USAGE
         except BrokenPipeError:
@@ -145,11 +182,13 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     for name, command in {
         "run": _run,
         "resume": _resume,
+        "watch": _watch,
         "validate": _validate,
         "report": _report,
         "bench_games": _bench_games,
         "bench_overhead": _bench_overhead,
         "bench_pace": _bench_pace,
+        "bench_dashboard": _bench_dashboard,
         "reference": _reference,
     }.items()
 }

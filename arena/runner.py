@@ -7,7 +7,7 @@ import json
 import platform
 import signal
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,8 +23,9 @@ from arena.config import ConfigError, RunConfig
 from arena.pace import Pacer
 from arena.progress import Progress
 from arena.schedule import MatchSpec
+from arena.show import Show, showing
 from arena.store import RunRow, Store, StoreError
-from arena.tournament import EnginesFailed, Plan, View
+from arena.tournament import EnginesFailed, Plan
 
 log = structlog.get_logger()
 
@@ -60,10 +61,11 @@ def new_folder(config: RunConfig) -> Path:
     return folder
 
 
-async def start(config: RunConfig, folder: Path, view: View, *, replace: bool) -> Outcome:
+async def start(config: RunConfig, folder: Path, show: Show, *, replace: bool) -> Outcome:
     """Begin a run in `folder` and play it; nothing is written before every check has passed."""
     store.check_free(folder, replace=replace)
-    view.announce("checking the config and the model")
+    await show.check()
+    show.view.announce("checking the config and the model")
     specs, _ = await asyncio.to_thread(preflight.check, config)
     plan = tournament.new_plan(config, specs)
     created = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -77,7 +79,7 @@ async def start(config: RunConfig, folder: Path, view: View, *, replace: bool) -
     rows = [plan.pasts[spec.id].row for spec in specs]
     opened = Store.create(folder, run, rows, replace=replace)
     _lay_out(folder, config, specs)
-    return await _play(plan, opened, view)
+    return await _play(plan, opened, show)
 
 
 def _lay_out(folder: Path, config: RunConfig, specs: Sequence[MatchSpec]) -> None:
@@ -87,8 +89,9 @@ def _lay_out(folder: Path, config: RunConfig, specs: Sequence[MatchSpec]) -> Non
     (folder / CONFIG_FILE).write_text(config.to_toml(), encoding="utf-8")
 
 
-async def resume(folder: Path, view: View) -> Outcome:
+async def resume(folder: Path, show: Show) -> Outcome:
     """Go on with the run in `folder` from its last committed plies."""
+    await show.check()
     opened = Store.resume(folder)
     held = store.read(folder)
     cut_off = [
@@ -110,28 +113,37 @@ async def resume(folder: Path, view: View) -> Outcome:
         raise StoreError(f"{folder}: its config cannot be read: {error}") from None
     plan = tournament.resumed_plan(config, held)
     if not plan.unfinished:
-        view.announce("every match of this run is finished")
+        show.view.announce("every match of this run is finished")
         await opened.close()
         return Outcome("finished")
-    return await _play(plan, opened, view)
+    return await _play(plan, opened, show)
 
 
-async def _play(plan: Plan, opened: Store, view: View) -> Outcome:
+async def _play(plan: Plan, opened: Store, show: Show) -> Outcome:
     """Play what is left of a plan, close the store, write the files made from it."""
     folder = opened.folder
-    finished = len(plan.specs) - len(plan.unfinished)
-    progress = Progress(len(plan.specs), finished, plan.config.slo.move_seconds)
+    progress = Progress()
     pacer = Pacer()
     failure = None
-    with logging_to(folder, plan.config.name), _Interrupts(pacer, progress, view) as interrupts:
-        try:
-            await interrupts.play(tournament.run(plan, opened, pacer, progress, view))
-        except (EnginesFailed, StoreError) as error:
-            failure = str(error)
-            log.info("run_failed", why=failure)
-        finally:
-            with contextlib.suppress(StoreError):  # said already
-                await opened.close()
+    announce = show.view.announce
+    with logging_to(folder, plan.config.name), _Interrupts(pacer, progress, announce) as interrupts:
+        async with showing(show, opened) as shown:
+            playing = tournament.run(
+                plan,
+                opened,
+                pacer,
+                progress,
+                announce=announce,
+                opened=shown.attach,
+            )
+            try:
+                await interrupts.play(playing)
+            except (EnginesFailed, StoreError) as error:
+                failure = str(error)
+                log.info("run_failed", why=failure)
+            finally:
+                with contextlib.suppress(StoreError):  # said already
+                    await opened.close()
     held = store.read(folder)
     try:
         records.write_files(folder, held)
@@ -155,8 +167,8 @@ class _Interrupts:
     More of them change nothing: the store is closed and the records are written in any case.
     """
 
-    def __init__(self, pacer: Pacer, progress: Progress, view: View) -> None:
-        self._pacer, self._progress, self._view = pacer, progress, view
+    def __init__(self, pacer: Pacer, progress: Progress, announce: Callable[[str], None]) -> None:
+        self._pacer, self._progress, self._announce = pacer, progress, announce
         self._task: asyncio.Future[None] | None = None
         self.count = 0
 
@@ -171,6 +183,9 @@ class _Interrupts:
 
     async def play(self, playing: Coroutine[Any, Any, None]) -> None:
         """Await `playing`; returns when a signal ended it. Raises the first error of a group."""
+        if self.count:
+            playing.close()
+            return
         self._task = asyncio.ensure_future(playing)
         try:
             await self._task
@@ -184,7 +199,7 @@ class _Interrupts:
         self.count += 1
         if self.count == 1 and self._progress.has_begun:
             self._pacer.stop()
-            self._view.announce("finishing the current plies; interrupt again to stop at once")
+            self._announce("finishing the current plies; interrupt again to stop at once")
         elif self._task is not None:
             self._task.cancel()
 

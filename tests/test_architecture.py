@@ -30,8 +30,10 @@ HOMES = {
     "gguf": ("serving/models.py", "serving/model_files.py"),
     "huggingface_hub": ("serving/models.py", "serving/model_files.py"),
     "jinja2": ("serving/template.py",),
+    "opentelemetry": ("arena/tracing.py",),
+    "prometheus_client": ("arena/metrics.py", "serving/vllm_host.py"),
     "rich": ("arena/terminal.py",),
-    "sqlite3": ("arena/store.py",),
+    "sqlite3": ("arena/store.py", "arena/follow.py"),
     "tokenizers": ("serving/template.py",),
     "tomli_w": ("arena/config.py",),
     "torch": ("serving/models.py", "serving/model_files.py"),
@@ -41,6 +43,8 @@ HOMES = {
 
 # They come with an engine's extra or with vLLM, and are imported in children of ours alone.
 ENGINE_SIDE = {"gguf", "huggingface_hub", "torch", "transformers", "vllm"}
+# They come with an extra of their own, and are imported when that is asked for.
+OPTIONAL = {"opentelemetry"}
 
 LONGEST_FUNCTION = 60
 VAGUE_NAMES = {"utils", "util", "common", "core", "helpers", "misc"}
@@ -155,7 +159,7 @@ def test_every_library_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {canonicalize_name(Requirement(text).name) for text in project["dependencies"]}
     owners = importlib.metadata.packages_distributions()
-    known = sys.stdlib_module_names | MAY_IMPORT.keys() | ENGINE_SIDE
+    known = sys.stdlib_module_names | MAY_IMPORT.keys() | ENGINE_SIDE | OPTIONAL
     undeclared = {
         f"{name_of(file)}: {library}"
         for file in FILES

@@ -1,0 +1,438 @@
+/** The matches: a grid of live boards, and below it the finished ones. */
+
+import { Board } from "./boards.js";
+import { el, labelledSelect, setAttribute, setHidden, setText } from "./dom.js";
+import { isKnown, outcome, rounded, shortTime, whole, words } from "./text.js";
+
+const RESULTS_A_PAGE = 50;
+const RESULTS_MS = 2000;
+
+export function matchLink(id) {
+  return `#match=${encodeURIComponent(id)}`;
+}
+
+/** The game with its rule set, where that needs saying. */
+function gameName(board) {
+  return board.label ?? board.game;
+}
+
+/** "38–41.5 points" where the game counts them. */
+export function pointsText(scores) {
+  return scores ? `${rounded(scores[0])}–${rounded(scores[1])} points` : "";
+}
+
+/** A player's line beside a board: whose turn, the name, clock or thinking time. */
+export class PlayerLine {
+  #turn = el("span", { class: "turn", "aria-hidden": "true" });
+  #name = el("span", { class: "name" });
+  #time = el("span", { class: "time" });
+  #title = null;
+
+  constructor() {
+    this.element = el("span", { class: "player" }, this.#turn, this.#name, this.#time);
+  }
+
+  /** `mark` is "●" for the side to move, a result, or empty. */
+  update(name, mark, time) {
+    setText(this.#turn, mark);
+    setText(this.#time, time);
+    if (name === this.#title) return;
+    this.#title = name;
+    this.#name.textContent = name;
+    this.#name.title = name;
+  }
+}
+
+/** What a side's line says: [mark, time], and of a finished match [result, points]. */
+export function playerTexts(board, side, elapsed) {
+  if (board.state === "finished")
+    return [
+      outcome("", "", board.winner).score.split("–")[side],
+      board.scores ? rounded(board.scores[side]) : "",
+    ];
+  const isTurn = board.side === side && board.state === "running";
+  const left = board.clock_left_s?.[side];
+  if (isKnown(left)) return [isTurn ? "●" : "", shortTime(left)];
+  const since = board.thinking_since_s;
+  const time = isTurn && isKnown(since) && isKnown(elapsed) ? shortTime(elapsed - since) : "";
+  return [isTurn ? "●" : "", time];
+}
+
+const STATES = new Map([
+  ["running", ""],
+  ["suspended", "Suspended"],
+  ["scheduled", "Not begun"],
+  ["finished", ""],
+]);
+
+/** One board of the grid: a link to its match. */
+class Card {
+  #page;
+  #players = [new PlayerLine(), new PlayerLine()];
+  #board;
+  #state = el("span", { class: "board-state" });
+  #caption = el("span");
+  #move = el("span", { class: "card-move" });
+  #link;
+  #isStale = true;
+  isSeen = false;
+
+  constructor(board, page) {
+    this.#page = page;
+    this.#board = new Board(page.drawings.drawing(board.game));
+    const label = `Match ${board.number}, ${gameName(board)}: ${board.first} v ${board.second}`;
+    const frame = el("span", { class: "board-frame" }, this.#board.element, this.#state);
+    const caption = el("span", { class: "card-caption" }, this.#caption, this.#move);
+    this.#link = el(
+      "a",
+      { href: matchLink(board.match), "aria-label": label },
+      this.#players[1].element,
+      frame,
+      this.#players[0].element,
+      caption,
+    );
+    this.element = el("li", { class: "card", "data-testid": "card" }, this.#link);
+    this.set(board);
+  }
+
+  set(board) {
+    this.data = board;
+    this.#isStale = true;
+  }
+
+  focus() {
+    this.#link.focus();
+  }
+
+  /** Brings the picture up to date; call it for cards in view. */
+  draw(elapsed) {
+    const board = this.data;
+    const names = [board.first, board.second];
+    for (const side of [0, 1]) this.#players[side].update(names[side], ...playerTexts(board, side, elapsed));
+    if (!this.#isStale) return;
+    this.#isStale = false;
+    this.#board.show(board.fen, board.move);
+    setAttribute(this.element, "data-state", STATES.has(board.state) ? board.state : "running");
+    setText(this.#state, STATES.get(board.state) ?? "");
+    const isOver = board.state === "finished";
+    setText(this.#caption, `#${board.number} ${gameName(board)}`);
+    const last = board.notation ?? board.move;
+    setText(
+      this.#move,
+      isOver ? words(board.termination) : [`ply ${board.ply}`, last].filter(Boolean).join(" · "),
+    );
+    if (board.detail) setAttribute(this.#caption, "title", board.detail);
+  }
+}
+
+/** The boards of one page, each in a place that it keeps while it lasts. */
+class Grid {
+  #page;
+  #cards = new Map();
+  #nodes = new WeakMap();
+  #seen;
+  element = el("ul", { class: "grid", "data-testid": "grid" });
+
+  constructor(page) {
+    this.#page = page;
+    this.#seen = new IntersectionObserver((entries) => this.#notice(entries), { rootMargin: "100px" });
+  }
+
+  get size() {
+    return this.#cards.size;
+  }
+
+  games() {
+    return [...new Set([...this.#cards.values()].map(({ data }) => gameName(data)))].sort();
+  }
+
+  focus(id) {
+    this.#cards.get(id)?.focus();
+  }
+
+  update(changes) {
+    const { boards, fleet } = this.#page.state;
+    const ids = changes.isFull ? new Set([...this.#cards.keys(), ...boards.keys()]) : changes.boards;
+    const places = [];
+    for (const id of ids)
+      if (!boards.has(id) && this.#cards.has(id)) places.push(this.#cards.get(id).element);
+    for (const id of ids) if (boards.has(id)) this.#set(boards.get(id), places);
+    for (const id of ids) if (!boards.has(id)) this.#remove(id);
+    for (const card of this.#cards.values()) if (card.isSeen) card.draw(fleet?.elapsed_s);
+  }
+
+  /** Shows the cards that fit; returns how many. */
+  filter(fits) {
+    let shown = 0;
+    for (const card of this.#cards.values()) {
+      const isShown = fits(card.data);
+      setHidden(card.element, !isShown);
+      shown += Number(isShown);
+    }
+    return shown;
+  }
+
+  #set(board, places) {
+    const known = this.#cards.get(board.match);
+    if (known) {
+      known.set(board);
+      return;
+    }
+    const card = new Card(board, this.#page);
+    this.#cards.set(board.match, card);
+    this.#nodes.set(card.element, card);
+    this.#seen.observe(card.element);
+    const place = places.shift();
+    if (place) place.before(card.element);
+    else this.element.append(card.element);
+  }
+
+  #remove(id) {
+    const card = this.#cards.get(id);
+    if (!card) return;
+    this.#seen.unobserve(card.element);
+    card.element.remove();
+    this.#cards.delete(id);
+  }
+
+  #notice(entries) {
+    for (const { target, isIntersecting } of entries) {
+      const card = this.#nodes.get(target);
+      card.isSeen = isIntersecting;
+      if (isIntersecting) card.draw(this.#page.state.fleet?.elapsed_s);
+    }
+  }
+}
+
+/** Two buttons and a text to leaf through pages. */
+class Pager {
+  #text = el("span", { class: "muted" });
+  #before;
+  #after;
+
+  constructor(name, before, after, choose) {
+    this.#before = el("button", { type: "button" }, before);
+    this.#after = el("button", { type: "button" }, after);
+    this.#before.addEventListener("click", () => choose(-1));
+    this.#after.addEventListener("click", () => choose(1));
+    this.element = el(
+      "div",
+      { class: "pager", role: "group", "aria-label": name },
+      this.#before,
+      this.#text,
+      this.#after,
+    );
+  }
+
+  update(page, pages, text) {
+    this.#before.disabled = page <= 0;
+    this.#after.disabled = page >= pages - 1;
+    setText(this.#text, text);
+    setHidden(this.element, pages <= 1);
+  }
+}
+
+const RESULT_HEADINGS = ["Match", "Result", "How it ended", "Game", "Plies", "Opening"];
+
+/** Finished matches, newest first, page by page. */
+class Results {
+  #page;
+  #offset = 0;
+  #total = 0;
+  #askedAt = -Infinity;
+  #timer = null;
+  #body = el("tbody");
+  #empty = el("p", { class: "empty" }, "No match has finished yet.");
+  #frame;
+  #pager = new Pager("Pages of finished matches", "Newer", "Older", (step) => this.#turn(step));
+
+  constructor(page) {
+    this.#page = page;
+    const head = el(
+      "tr",
+      {},
+      ...RESULT_HEADINGS.map((text) =>
+        el("th", { scope: "col", class: text === "Plies" ? "number" : "text" }, text),
+      ),
+    );
+    const table = el(
+      "table",
+      { class: "results", "data-testid": "results" },
+      el("caption", { class: "unseen" }, "Finished matches"),
+      el("thead", {}, head),
+      this.#body,
+    );
+    this.#frame = el(
+      "div",
+      { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of finished matches" },
+      table,
+    );
+    this.element = el(
+      "section",
+      { "aria-label": "Finished matches" },
+      el("div", { class: "bar" }, el("h2", {}, "Finished"), this.#pager.element),
+      this.#empty,
+      this.#frame,
+    );
+  }
+
+  /** Asks the source again, at most every two seconds. */
+  refresh() {
+    const wait = this.#askedAt + RESULTS_MS - performance.now();
+    if (wait > 0) {
+      this.#timer ??= setTimeout(() => this.#ask(), wait);
+    } else {
+      this.#ask();
+    }
+  }
+
+  #turn(step) {
+    this.#offset = Math.max(0, this.#offset + step * RESULTS_A_PAGE);
+    this.#ask();
+  }
+
+  async #ask() {
+    clearTimeout(this.#timer);
+    this.#timer = null;
+    this.#askedAt = performance.now();
+    const offset = this.#offset;
+    const answer = await this.#page.source.results(offset, RESULTS_A_PAGE).catch(() => null);
+    if (!answer || offset !== this.#offset) return;
+    this.#total = answer.total;
+    this.#body.replaceChildren(...answer.results.map((result) => this.#row(result)));
+    setHidden(this.#empty, this.#total > 0);
+    setHidden(this.#frame, this.#total === 0);
+    const last = Math.min(this.#total, offset + RESULTS_A_PAGE);
+    const pages = Math.ceil(this.#total / RESULTS_A_PAGE);
+    this.#pager.update(
+      offset / RESULTS_A_PAGE,
+      pages,
+      `${whole(offset + 1)}–${whole(last)} of ${whole(this.#total)}`,
+    );
+  }
+
+  #row(result) {
+    const winner = result.winner === null ? null : result.winner === result.first ? 0 : 1;
+    const { score } = outcome(result.first, result.second, winner);
+    const names = [result.first, result.second].map((name, side) =>
+      el("span", { class: side === winner ? "name won" : "name" }, name),
+    );
+    const link = el(
+      "a",
+      { href: matchLink(result.match) },
+      names[0],
+      el("span", { class: "muted" }, " v "),
+      names[1],
+    );
+    const points = pointsText(result.scores);
+    const how = el("td", { class: "text how" }, words(result.termination));
+    if (result.detail) how.title = result.detail;
+    return el(
+      "tr",
+      {},
+      el("th", { scope: "row", class: "text" }, link),
+      el("td", { class: "text" }, points ? `${score} · ${points}` : score),
+      how,
+      el("td", { class: "text" }, result.game),
+      el("td", { class: "number" }, whole(result.plies)),
+      el("td", { class: "text" }, result.opening || "start"),
+    );
+  }
+}
+
+export class MatchesView {
+  #page;
+  #grid;
+  #results;
+  #bar = el("div", { class: "bar" });
+  #games = labelledSelect("Game", [["", "all"]], { id: "game-filter" });
+  #knownGames = "";
+  #name = el("input", {
+    type: "search",
+    id: "board-filter",
+    placeholder: "agent",
+    autocomplete: "off",
+    spellcheck: "false",
+  });
+  #count = el("span", { class: "muted", "data-testid": "board-count" });
+  #empty = el("p", { class: "empty", "data-testid": "no-boards" });
+  #pager = new Pager("Pages of boards", "Previous", "Next", (step) => this.#turn(step));
+  #wantsResults = true;
+
+  constructor(root, page) {
+    this.#page = page;
+    this.#grid = new Grid(page);
+    this.#results = new Results(page);
+    const field = el("label", { class: "field", for: "board-filter" }, el("span", {}, "Agent"), this.#name);
+    this.#bar.append(
+      el("h2", {}, page.source.isStatic ? "Games to step through" : "Boards"),
+      this.#count,
+      this.#games.label,
+      field,
+      this.#pager.element,
+    );
+    root.append(this.#bar, this.#empty, this.#grid.element, this.#results.element);
+    this.#name.addEventListener("input", () => this.#filter());
+    this.#games.select.addEventListener("change", () => this.#filter());
+  }
+
+  show() {
+    this.#bar.append(this.#page.labelChoice);
+  }
+
+  update(changes) {
+    const { state } = this.#page;
+    if (!this.#page.isReady || !state.fleet) return;
+    this.#grid.update(changes);
+    this.#offerGames();
+    this.#filter();
+    const { page, pages } = state.pages;
+    this.#pager.update(page, pages, `page ${page + 1} of ${pages}`);
+    if (changes.hasResults || this.#wantsResults) this.#results.refresh();
+    this.#wantsResults = false;
+  }
+
+  /** Puts the focus on the match that was open before. */
+  focus(id) {
+    this.#grid.focus(id);
+  }
+
+  #turn(step) {
+    this.#page.source.setPage(this.#page.state.pages.page + step);
+  }
+
+  #offerGames() {
+    const games = this.#grid.games();
+    const text = JSON.stringify(games);
+    if (text === this.#knownGames) return;
+    this.#knownGames = text;
+    const { select } = this.#games;
+    const chosen = select.value;
+    select.replaceChildren(
+      el("option", { value: "" }, "all"),
+      ...games.map((game) => el("option", { value: game }, game)),
+    );
+    select.value = games.includes(chosen) ? chosen : "";
+  }
+
+  #filter() {
+    const wish = this.#name.value.trim().toLowerCase();
+    const game = this.#games.select.value;
+    const fits = (board) =>
+      (!game || gameName(board) === game) &&
+      [board.first, board.second].some((name) => name.toLowerCase().includes(wish));
+    const shown = this.#grid.filter(fits);
+    const all = this.#page.state.pages.boards;
+    setText(this.#count, shown === all ? whole(all) : `${whole(shown)} of ${whole(all)}`);
+    setHidden(this.#empty, shown > 0);
+    if (shown === 0) setText(this.#empty, this.#emptyText());
+  }
+
+  #emptyText() {
+    if (this.#grid.size > 0) return "No board here fits the filter.";
+    if (this.#page.source.isStatic) return "This report holds no games to step through.";
+    const { isEnded, numLeft } = this.#page.state;
+    if (!isEnded) return "No match has begun yet.";
+    return numLeft > 0 ? "No match is being played now." : "Every match is over.";
+  }
+}

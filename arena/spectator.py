@@ -1,0 +1,95 @@
+"""Looking at a run that somebody else plays, or that is over: `arena watch`."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from arena.dashboard.client import fetch_frames
+from arena.dashboard.exhibit import LiveExhibit
+from arena.dashboard.guard import Binding
+from arena.dashboard.server import Dashboard
+from arena.figures import Figures
+from arena.follow import Follower
+from arena.metrics import Metrics
+from arena.show import View
+from arena.watch import PERIOD_S, FolderFeed, Watch
+
+
+async def watch_folder(folder: Path, view: View, binding: Binding | None) -> str:
+    """Show the run in a folder until it is over; with a dashboard, until cancelled.
+
+    Returns one line on how it stands. Raises StoreError, DashboardError.
+    """
+    follower = await asyncio.to_thread(Follower, folder)
+    with contextlib.closing(follower):
+        figures = Figures(follower.run, follower.matches, exact=False)
+        feed = FolderFeed(folder, follower, figures)
+        watch = Watch(feed, figures)
+        await watch.look(whole=True)
+        viewing = asyncio.create_task(view.watch(watch.frame))
+        try:
+            if binding is None:
+                await _until_over(watch, feed)
+            else:
+                await _serve(watch, feed, view, binding)
+        finally:
+            viewing.cancel()
+            await asyncio.gather(viewing, return_exceptions=True)
+        return _standing(folder, figures)
+
+
+async def _until_over(watch: Watch, feed: FolderFeed) -> None:
+    while feed.is_played():
+        await asyncio.sleep(PERIOD_S)
+        await watch.look()
+    await watch.look(whole=True)
+
+
+async def _serve(watch: Watch, feed: FolderFeed, view: View, binding: Binding) -> None:
+    metrics = Metrics(
+        watch.figures, None, verdict=lambda: watch.overview.verdict, now=watch.feed.now
+    )
+    exhibit = LiveExhibit(watch.overview, feed.folder, metrics.text)
+
+    def look(now: float, agents: Sequence[tuple[str, str]]) -> None:
+        exhibit.look(now, agents)
+        is_over = not feed.is_played()
+        if is_over and not exhibit.ended:
+            exhibit.end()
+        exhibit.ended = is_over  # somebody may resume it
+
+    look(feed.now(), ())
+    watch.listeners.append(look)
+    async with Dashboard(exhibit, binding) as dashboard:
+        view.announce(f"dashboard: {dashboard.url} (Ctrl-C ends it)")
+        await watch.run()
+
+
+def _standing(folder: Path, figures: Figures) -> str:
+    matches = figures.fleet()["matches"]
+    left = len(figures.matches) - matches["finished"]
+    if not left:
+        return f"the run is over: {matches['finished']} matches finished"
+    return (
+        f"nobody plays this run now, {left} matches are left; "
+        f"`arena resume {folder}` goes on with it"
+    )
+
+
+async def watch_url(url: str, view: View) -> str:
+    """Show the run behind a dashboard's address until it is over.
+
+    Raises DashboardError where there is no dashboard, or none any more.
+    """
+    frames = fetch_frames(url)
+    latest: Mapping[str, Any] = await anext(frames)
+    viewing = asyncio.create_task(view.watch(lambda: latest))
+    try:
+        async for frame in frames:
+            latest = frame
+    finally:
+        viewing.cancel()
+        await asyncio.gather(viewing, return_exceptions=True)
+    return "the run is over"
