@@ -35,9 +35,8 @@ from serving.registry import (
     engine_kind,
     parse_engine_config,
 )
+from serving.remedies import EngineFacts, Remedy
 from serving.saturation import (
-    EngineFacts,
-    Remedy,
     SaturationConfig,
     Verdict,
     assess,

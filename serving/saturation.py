@@ -20,6 +20,17 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from serving.remedies import (
+    EngineFacts,
+    Load,
+    Remedy,
+    count_text,
+    milliseconds,
+    number,
+    percent,
+    remedies,
+    seconds_text,
+)
 from serving.telemetry import Bucket
 
 Pattern = Literal["steady", "sawtooth"]
@@ -28,17 +39,8 @@ LOOKBACK_BUCKETS = 120
 """The rules look at this many of the last buckets; older ones serve only as half load to compare
 with."""
 
-CONSTRAINED_OUTPUT_TOKENS = 5
-"""Output tokens of a constrained move: 5.0 to 5.3 measured at chess and janggi."""
-MOVE_AND_TAIL_TOKENS = 10
-"""Prompt tokens that an append-only layout adds for a move: the move and the template's tail. Half
-a cache block comes on top, since hits are whole blocks."""
-USUAL_BLOCK_TOKENS = 32
-"""On a CPU; 16 on a GPU, where an unknown block is so predicted to bring less than it may."""
-
 _DRAINED_S = 1.0
 """A queue that is empty for less has not drained."""
-_EIGHT_BITS = ("fp8", "int8", "nvfp4", "turboquant", "q8", "q4", "q5")
 
 
 class SaturationConfig(BaseModel):
@@ -144,37 +146,6 @@ class SaturationConfig(BaseModel):
         ge=1,
         description="Times a queue must have emptied again to be called a sawtooth.",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFacts:
-    """What remedies are computed from. None: unknown."""
-
-    name: str
-    kind: str
-    max_concurrent: int
-    max_queued: int
-    context_tokens: int
-    kv_dtype: str | None
-    """As configured; None is the model's own, 16 bits a value."""
-    prompt_tokens_per_move: float | None
-    uncached_tokens_per_move: float | None
-    """Prompt tokens that the prefix cache did not hold."""
-    output_tokens_per_move: float | None
-    block_tokens: int | None
-    """Tokens of a block of the KV cache."""
-    is_constrained: bool
-    """Every agent of the engine may answer with legal moves only."""
-    parallel_matches: int
-
-
-@dataclass(frozen=True, slots=True)
-class Remedy:
-    """One thing to do."""
-
-    action: str
-    effect: str
-    """What it is predicted to change, as a number where an honest one is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,29 +263,9 @@ class _Scene:
     """The last buckets since it was last started."""
     warm: Sequence[Bucket]
     """Of these, those after the warm-up."""
-    load: "_Load"
+    load: Load
     facts: EngineFacts
     config: SaturationConfig
-
-
-@dataclass(frozen=True, slots=True)
-class _Load:
-    """Means over the last window."""
-
-    replies_per_s: float
-    in_flight: float
-    waiting: float | None
-    waiting_max: float | None
-    kv_usage: float | None
-    """The greatest."""
-    offered: int
-    rejected: int
-    stream_rate: float | None
-    """Tokens a second of a stream in a full batch; None where the batch is not full."""
-    half_load_rate: float | None
-    """The same at half the load."""
-    batch: float
-    """Requests in flight that may be in the engine: at most `max_concurrent`."""
 
 
 class _StreamRates:
@@ -393,7 +344,7 @@ def _load(
     rates: _StreamRates,
     facts: EngineFacts,
     config: SaturationConfig,
-) -> _Load:
+) -> Load:
     window = _last(running, config.window_seconds)
     seconds = math.fsum(bucket.span_s for bucket in window) or 1.0
     in_flight = math.fsum(bucket.in_flight * bucket.span_s for bucket in window) / seconds
@@ -407,7 +358,7 @@ def _load(
     largest = min(facts.max_concurrent, facts.parallel_matches)
     is_full = batch >= config.full_batch_share * largest
     is_known = is_full and len(streams) >= config.stream_samples
-    return _Load(
+    return Load(
         replies_per_s=sum(bucket.replies for bucket in window) / seconds,
         in_flight=in_flight,
         waiting=statistics.fmean(waiting) if waiting else None,
@@ -451,9 +402,9 @@ def _preemption(scene: _Scene) -> _Finding | None:
         since = bucket.at
     count = sum(bucket.preemptions or 0 for bucket in hit if bucket.at >= since)
     usage = _greatest(bucket.kv_usage for bucket in scene.running if bucket.at >= since)
-    kv = "" if usage is None else f", the KV cache up to {_percent(usage)} full"
-    within = _seconds(_end(scene.running[-1]) - since)
-    detail = f"memory pressure: {_count(count, 'preemption')} within {within}{kv}"
+    kv = "" if usage is None else f", the KV cache up to {percent(usage)} full"
+    within = seconds_text(_end(scene.running[-1]) - since)
+    detail = f"memory pressure: {count_text(count, 'preemption')} within {within}{kv}"
     return _Finding("preemption", since, detail)
 
 
@@ -475,12 +426,12 @@ def _queueing(scene: _Scene) -> _Finding | None:
             break
         since = bucket.at if seconds else since
     load = scene.load
-    depth = "" if load.waiting is None else f", {_number(load.waiting)} at a time"
-    most = "" if load.waiting_max is None else f" (most {_number(load.waiting_max)})"
-    kv = "; memory pressure: the KV cache is " + _percent(load.kv_usage or 0.0) + " full"
+    depth = "" if load.waiting is None else f", {number(load.waiting)} at a time"
+    most = "" if load.waiting_max is None else f" (most {number(load.waiting_max)})"
+    kv = "; memory pressure: the KV cache is " + percent(load.kv_usage or 0.0) + " full"
     detail = (
-        f"requests waited in {_percent(share)} of samples for {_seconds(_end(warm[-1]) - since)}"
-        f"{depth}{most}, while {_number(load.replies_per_s)}/s were answered"
+        f"requests waited in {percent(share)} of samples for {seconds_text(_end(warm[-1]) - since)}"
+        f"{depth}{most}, while {number(load.replies_per_s)}/s were answered"
         f"{kv if _is_memory_short(load, config) else ''}"
     )
     return _Finding("queueing", since, detail, _pattern(warm, config))
@@ -521,10 +472,10 @@ def _ttft_rising(scene: _Scene) -> _Finding | None:
         if after >= before * (1 + config.trend_rise):
             continue
         detail = (
-            f"time to first token rose from {_milliseconds(ttft.first)} to "
-            f"{_milliseconds(ttft.last)} and requests in flight from {_number(in_flight.first)} "
-            f"to {_number(in_flight.last)} within {_seconds(_end(window[-1]) - window[0].at)}, "
-            f"while {_number(after)}/s were answered"
+            f"time to first token rose from {milliseconds(ttft.first)} to "
+            f"{milliseconds(ttft.last)} and requests in flight from {number(in_flight.first)} "
+            f"to {number(in_flight.last)} within {seconds_text(_end(window[-1]) - window[0].at)}, "
+            f"while {number(after)}/s were answered"
         )
         pattern = _pattern(scene.warm, config) or "steady"
         return _Finding("ttft_rising", window[0].at, detail, pattern)
@@ -604,9 +555,9 @@ def _slow_streams(scene: _Scene) -> _Finding | None:
     if load.stream_rate >= config.stream_share * load.half_load_rate:
         return None
     detail = (
-        f"with {_number(load.batch)} requests in the engine a stream ran at "
-        f"{_number(load.stream_rate)} tokens/s, {_percent(load.stream_rate / load.half_load_rate)} "
-        f"of the {_number(load.half_load_rate)} at half that load"
+        f"with {number(load.batch)} requests in the engine a stream ran at "
+        f"{number(load.stream_rate)} tokens/s, {percent(load.stream_rate / load.half_load_rate)} "
+        f"of the {number(load.half_load_rate)} at half that load"
     )
     return _Finding("slow_streams", window[0].at, detail)
 
@@ -620,11 +571,11 @@ def _rejections(scene: _Scene) -> _Finding | None:
     count = sum(rejected for _, rejected in refused)
     if count < config.rejections or count <= config.rejection_share * offered:
         return None
-    share = f" ({_percent(count / offered)})" if offered >= count else ""
+    share = f" ({percent(count / offered)})" if offered >= count else ""
     detail = (
-        f"{count} of {_count(offered, 'request')}{share} were refused within "
-        f"{_seconds(_end(window[-1]) - window[0].at)}, while "
-        f"{_number(scene.load.replies_per_s)}/s were answered"
+        f"{count} of {count_text(offered, 'request')}{share} were refused within "
+        f"{seconds_text(_end(window[-1]) - window[0].at)}, while "
+        f"{number(scene.load.replies_per_s)}/s were answered"
     )
     return _Finding("rejections", refused[0][0], detail, _pattern(scene.warm, config))
 
@@ -681,10 +632,18 @@ def _pattern(warm: Sequence[Bucket], config: SaturationConfig) -> Pattern | None
 
 def _verdict(finding: _Finding, scene: _Scene, shares: Iterable[str] = ()) -> Verdict:
     """`shares`: other signals that held at some time of the run."""
-    remedies = _remedies(finding, scene, is_memory="preemption" in shares)
-    facts = scene.facts
+    facts, load, pressure = scene.facts, scene.load, scene.config.kv_pressure
+    is_memory = "preemption" in (finding.signal, *shares) or _is_memory_short(load, scene.config)
+    to_do = remedies(
+        finding.signal,
+        facts,
+        load,
+        kv_pressure=pressure,
+        is_memory=is_memory,
+        is_burst=finding.pattern == "sawtooth",
+    )
     return Verdict(
-        facts.name, finding.signal, finding.pattern, finding.detail, finding.since_s, remedies
+        facts.name, finding.signal, finding.pattern, finding.detail, finding.since_s, to_do
     )
 
 
@@ -693,204 +652,12 @@ def _over_the_run(
 ) -> str:
     total = math.fsum(moment.seconds for moment in moments)
     held = math.fsum(moment.seconds for moment in moments if moment.findings)
-    each = ", ".join(f"{signal} {_percent(share)}" for signal, share in shares.items())
+    each = ", ".join(f"{signal} {percent(share)}" for signal, share in shares.items())
     return (
-        f"first at {_seconds(finding.since_s)}, and for {_percent(held / total)} of the run some "
-        f"signal held ({each})"
+        f"first at {seconds_text(finding.since_s)}, and for {percent(held / total)} of the run "
+        f"some signal held ({each})"
     )
 
 
-def _is_memory_short(load: _Load, config: SaturationConfig) -> bool:
+def _is_memory_short(load: Load, config: SaturationConfig) -> bool:
     return load.kv_usage is not None and load.kv_usage >= config.kv_pressure
-
-
-def _remedies(finding: _Finding, scene: _Scene, *, is_memory: bool) -> tuple[Remedy, ...]:
-    """What fits the signal and the facts, cheapest first; bursts need no more capacity."""
-    load, facts, signal = scene.load, scene.facts, finding.signal
-    is_memory = is_memory or signal == "preemption" or _is_memory_short(load, scene.config)
-    is_burst = finding.pattern == "sawtooth"
-    is_waiting = signal in ("queueing", "ttft_rising", "rejections")
-    candidates = [_cap_context(facts) if is_memory else _mend_layout(facts), _constrain(facts)]
-    if is_burst:
-        candidates.append(_absorb_bursts(facts, load))
-    else:
-        candidates += [
-            _admit_less(facts, load) if is_waiting else None,
-            _resize_batch(signal, facts, load, scene.config, is_memory),
-            _quantise_cache(facts) if is_memory else None,
-            _add_engine(),
-        ]
-    return tuple(remedy for remedy in candidates if remedy is not None)
-
-
-def _cap_context(facts: EngineFacts) -> Remedy:
-    prompt, output = facts.prompt_tokens_per_move, facts.output_tokens_per_move
-    if prompt is None:
-        effect = "each request holds fewer tokens of KV cache; how many it holds is not reported"
-    else:
-        held = prompt + (output or 0.0)
-        effect = (
-            f"a request holds about {_number(held)} tokens of KV cache now (at most "
-            f"{facts.context_tokens}); half of that lets about 2× as many stay in memory"
-        )
-    return Remedy("cap the context: shorter games (max_plies) or a smaller context_tokens", effect)
-
-
-def _mend_layout(facts: EngineFacts) -> Remedy | None:
-    """Cost per move is about uncached prompt tokens + output tokens. An append-only prompt leaves
-    one move, the template's tail and half a block uncached."""
-    uncached, output = facts.uncached_tokens_per_move, facts.output_tokens_per_move
-    reachable = MOVE_AND_TAIL_TOKENS + (facts.block_tokens or USUAL_BLOCK_TOKENS) / 2
-    if uncached is None or uncached < 1.5 * reachable:
-        return None
-    action = "mend the prompt layout: nothing that changes between moves before the list of moves"
-    if facts.prompt_tokens_per_move and uncached >= 0.9 * facts.prompt_tokens_per_move:
-        action = "turn the prefix cache on (prefix_cache = true), or " + action
-    change = f"uncached prompt {_number(uncached)} → about {_number(reachable)} tokens a move"
-    if output is None:
-        return Remedy(action, f"{change}; the moves a second it brings depend on the output")
-    return Remedy(action, f"{change}: {_times((uncached + output) / (reachable + output))}")
-
-
-def _constrain(facts: EngineFacts) -> Remedy | None:
-    uncached, output = facts.uncached_tokens_per_move, facts.output_tokens_per_move
-    if facts.is_constrained or (output is not None and output < 1.5 * CONSTRAINED_OUTPUT_TOKENS):
-        return None
-    action = 'constrain the answer to the legal moves (mode = "constrained")'
-    if output is None:
-        return Remedy(action, f"about {CONSTRAINED_OUTPUT_TOKENS} output tokens a move")
-    change = f"output {_number(output)} → {CONSTRAINED_OUTPUT_TOKENS} tokens a move"
-    if uncached is None:
-        return Remedy(action, f"{change}; the prompt tokens computed beside it are not reported")
-    factor = (uncached + output) / (uncached + CONSTRAINED_OUTPUT_TOKENS)
-    return Remedy(action, f"{change}: {_times(factor)}")
-
-
-def _absorb_bursts(facts: EngineFacts, load: _Load) -> Remedy:
-    peak = math.ceil(load.waiting_max or 0)
-    if load.rejected or peak > facts.max_queued:
-        wanted = max(2 * facts.max_queued, peak, facts.parallel_matches - facts.max_concurrent)
-        action = f"let bursts wait: max_queued {facts.max_queued} → {max(wanted, 1)}"
-    else:
-        action = f"nothing has to change: max_queued = {facts.max_queued} holds the bursts"
-    if not peak or not load.replies_per_s:
-        return Remedy(action, "the queue empties by itself; no capacity is missing")
-    drained = _seconds(peak / load.replies_per_s)
-    return Remedy(action, f"a burst of {peak} waiting is answered in about {drained} by itself")
-
-
-def _admit_less(facts: EngineFacts, load: _Load) -> Remedy | None:
-    """Little's law: the wait is what waits over what is answered a second, and falls to nothing
-    when no more matches play than the engine holds."""
-    matches = facts.parallel_matches
-    if matches <= 1:
-        return None
-    if load.waiting and load.in_flight and load.replies_per_s:
-        held = max(load.in_flight - load.waiting, 0.0) / load.in_flight
-        wait = _seconds(load.waiting / load.replies_per_s)
-        effect = f"about {wait} less wait for a move at the same {_number(load.replies_per_s)}/s"
-    elif load.rejected and load.offered:
-        held = max(load.offered - load.rejected, 0) / load.offered
-        effect = "about as much is asked for as is answered, and next to nothing is refused"
-    else:
-        return Remedy(
-            f"admit less: fewer than {matches} parallel_matches",
-            "a shorter wait for each move at about the same moves a second; by how much only a "
-            "run shows",
-        )
-    fewer = min(max(1, math.floor(matches * held)), matches - 1)
-    return Remedy(f"admit less: parallel_matches {matches} → {fewer}", effect)
-
-
-def _resize_batch(
-    signal: str, facts: EngineFacts, load: _Load, config: SaturationConfig, is_memory: bool
-) -> Remedy | None:
-    if signal == "slow_streams":
-        return _halve_batch(facts, load)
-    if signal == "preemption":
-        return _fit_batch(facts, load, config)
-    if is_memory or load.kv_usage is None or load.batch < 0.9 * facts.max_concurrent:
-        return None
-    room = facts.max_concurrent * config.kv_pressure / max(load.kv_usage, 0.01)
-    wider = min(facts.parallel_matches, math.floor(room))
-    if wider <= facts.max_concurrent:
-        return None
-    return Remedy(
-        f"a larger batch: max_concurrent {facts.max_concurrent} → {wider}, for the KV cache is "
-        f"only {_percent(load.kv_usage)} full",
-        "no request waits for a place in the batch; each step takes longer, by how much only a "
-        "run shows",
-    )
-
-
-def _halve_batch(facts: EngineFacts, load: _Load) -> Remedy | None:
-    """Both rates are the run's own."""
-    if load.stream_rate is None or load.half_load_rate is None or load.batch < 2:
-        return None
-    change = 0.5 * load.half_load_rate / load.stream_rate - 1
-    return Remedy(
-        f"fewer active sequences: max_concurrent {facts.max_concurrent} → "
-        f"{math.floor(load.batch / 2)}",
-        f"a stream at {_number(load.half_load_rate)} tokens/s instead of "
-        f"{_number(load.stream_rate)}, and {_percent(abs(change))} "
-        f"{'more' if change > 0 else 'fewer'} tokens a second in all",
-    )
-
-
-def _fit_batch(facts: EngineFacts, load: _Load, config: SaturationConfig) -> Remedy | None:
-    """As many as leave a tenth of the cache free, if each holds as much as now."""
-    if facts.max_concurrent == 1:
-        return None
-    held = min(max(load.in_flight - (load.waiting or 0.0), 1.0), facts.max_concurrent)
-    usage = max(load.kv_usage or 1.0, config.kv_pressure)
-    fewer = max(1, min(math.floor(0.9 * held / usage), facts.max_concurrent - 1))
-    action = f"fewer active sequences: max_concurrent {facts.max_concurrent} → {fewer}"
-    effect = "about a tenth of the KV cache stays free, and no sequence is computed twice"
-    if facts.kind == "vllm":
-        action += ", or extra_args.watermark = 0.05"
-        effect += " (the watermark: 1065 → 187 preemptions and 5 % more tokens/s where vLLM's "
-        effect += "authors measured it)"
-    return Remedy(action, effect)
-
-
-def _quantise_cache(facts: EngineFacts) -> Remedy | None:
-    dtype = (facts.kv_dtype or "").lower()
-    if dtype.startswith(_EIGHT_BITS):
-        return None
-    factor = 4 if dtype in ("float", "float32") else 2
-    return Remedy(
-        'quantise the KV cache (kv_dtype = "fp8" or another 8-bit type the engine has)',
-        f"about {factor}× the tokens in the same memory; check that the moves stay as good",
-    )
-
-
-def _add_engine() -> Remedy:
-    return Remedy(
-        "add a GPU: a second engine, matches split between the two",
-        "up to 2× the moves a second and 2× the KV cache, since matches do not depend on each "
-        "other",
-    )
-
-
-def _times(factor: float) -> str:
-    return f"about {_number(factor)}× the moves a second"
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 or value == round(value) else f"{value:.1f}"
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{_number(seconds)} s" if seconds >= 1 else _milliseconds(seconds)
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.0f} ms"
