@@ -274,6 +274,16 @@ def _check_block_size(environment: Environment) -> Check:
     return Check(name, True, detail, f"unset {' '.join(found)}")
 
 
+def _check_dashboard(environment: Environment) -> Check:
+    name = "dashboard charts"
+    plotly = environment.packages.get("plotly")
+    if plotly is None:
+        return Check(
+            name, False, "plotly is not installed: the dashboard has no charts", _REINSTALL
+        )
+    return Check(name, True, f"plotly {plotly}")
+
+
 def _check_sqlite(environment: Environment) -> Check:
     wanted = f"{_dotted(SQLITE_MIN[:2])} or newer with JSON is needed"
     if re.fullmatch(r"\d+(\.\d+)+", environment.sqlite):
@@ -342,6 +352,7 @@ _CHECKS: tuple[Callable[[Environment], Check], ...] = (
     _check_agents_package,
     _check_threads,
     _check_block_size,
+    _check_dashboard,
     _check_sqlite,
     _check_open_files,
     _check_memory,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from arena.dashboard.exhibit import drawings
-from arena.dashboard.server import STATIC, read_plotly
+from arena.dashboard.server import STATIC, plotly_version, read_plotly
 from arena.details import match_detail
 from arena.figures import Figures
 from arena.follow import MatchRecords
@@ -44,7 +44,7 @@ def write(path: Path, records: Records) -> None:
 
 def page(records: Records) -> str:
     """The HTML of a run's page; StoreError where plotly is not installed."""
-    plotly = read_plotly()
+    plotly = None if plotly_version() is None else read_plotly()
     if plotly is None:
         raise StoreError("plotly's package is missing; `arena doctor` says what to mend")
     charts, script = plotly.body.decode(), _script()

