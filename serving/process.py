@@ -54,11 +54,14 @@ def group_members(pgid: int) -> list[int]:
 def _members(pgid: int) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(ProcessLookupError, PermissionError, psutil.Error):
-            if os.getpgid(process.pid) == pgid and process.status() not in (
-                psutil.STATUS_ZOMBIE,
-                psutil.STATUS_DEAD,
-            ):
+            if os.getpgid(process.pid) == pgid and not _has_ended(process):
                 yield process
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    # the first thread is a zombie while others still give back ports and memory
+    is_zombie = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return is_zombie and process.num_threads() <= 1
 
 
 def signal_group(pgid: int, number: signal.Signals) -> None:
@@ -126,13 +129,17 @@ def guard_group(lifeline: int, scratch: str | None = None) -> None:
 
     `lifeline` is a socket's descriptor; the guard alone keeps it, so the other end sees the guard
     go. Call this before any thread is started. The guard has its own session: it works while the
-    group is stopped, busy or half killed.
+    group is stopped, busy or half killed. It is no child of the caller, for there are servers that
+    kill all their children.
     """
     pgid = os.getpgrp()
-    if os.fork():
+    if between := os.fork():
         os.close(lifeline)
+        os.waitpid(between, 0)
         return
     os.setsid()
+    if os.fork():
+        os._exit(0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.dup2(lifeline, 0)
@@ -211,10 +218,10 @@ def _started_after(process: psutil.Process, record: ProcessRecord) -> bool:
 
 def last_error(output: str) -> str:
     """The last line of a process's output that names an error, without what stands before the name;
-    else its last line."""
+    else its last line. An error in brackets is a remark: a server went on without something."""
     lines = [line for line in output.splitlines() if line.strip()]
     for line in reversed(lines):
-        found = re.search(r"\b([\w.]*(?:Error|Exception): .+)", line)
+        found = re.search(r"(?<![\w.(])([\w.]*(?:Error|Exception): .+)", line)
         if found and not any(words in line for words in _UNINFORMATIVE):
             return found[1][:400]
     return lines[-1][:400] if lines else "it wrote nothing"

@@ -1,34 +1,16 @@
 """One start of the vLLM host: its process, its two sockets, its end."""
 
 import asyncio
-import os
-import re
-import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import structlog
-
 from serving.engine import EngineDead, EngineError
-from serving.process import (
-    SCRATCH_PREFIX,
-    TERMINATE_GRACE_S,
-    end_group,
-    last_error,
-    write_record,
-)
+from serving.engine_group import EngineFiles, EngineGroup, log_tail, spawn_group
+from serving.process import TERMINATE_GRACE_S, last_error
 from serving.vllm_wire import decode, encode
-
-_REAP_LIMIT_S = 5.0
-_GUARD_END_S = 3.0
-_LOG_TAIL_BYTES = 64_000
-
-log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +28,8 @@ class HostStart:
     """Is given the numbers of its two sockets."""
 
     @property
-    def log_file(self) -> Path:
-        return self.log_dir / f"engine-{self._file_name}.log"
-
-    @property
-    def record_file(self) -> Path:
-        return self.log_dir / f"engine-{self._file_name}.pid"
-
-    @property
-    def _file_name(self) -> str:
-        return re.sub(r"[^\w.-]", "_", self.name)
+    def files(self) -> EngineFiles:
+        return EngineFiles(self.name, self.log_dir)
 
 
 class HostLink(asyncio.Protocol):
@@ -114,24 +88,14 @@ class HostLink(asyncio.Protocol):
 class HostProcess:
     """A running host, ready or on its way."""
 
-    def __init__(
-        self,
-        start: HostStart,
-        process: asyncio.subprocess.Process,
-        link: HostLink,
-        lifeline: socket.socket,
-        scratch: Path,
-    ) -> None:
-        self._start = start
-        self._scratch = scratch
-        self._process = process
-        self._lifeline = lifeline
+    def __init__(self, group: EngineGroup, link: HostLink) -> None:
+        self._group = group
         self.link = link
 
     @property
     def pgid(self) -> int:
         """Process group and session, led by the host itself."""
-        return self._process.pid
+        return self._group.pgid
 
     async def end(self, *, grace_s: float = TERMINATE_GRACE_S) -> None:
         """End the host, vLLM's processes and the guard; returns when none is left.
@@ -139,61 +103,29 @@ class HostProcess:
         One that the system cannot kill (stuck in a driver) is left, with its record on disk.
         """
         self.link.close()
-        await end_group(self.pgid, grace_s=grace_s)
-        is_gone = await self._is_reaped()
-        with suppress(OSError, TimeoutError):
-            self._lifeline.shutdown(socket.SHUT_WR)
-            async with asyncio.timeout(_GUARD_END_S):
-                await asyncio.get_running_loop().sock_recv(self._lifeline, 1)
-        self._lifeline.close()
-        await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
-        if is_gone:
-            self._start.record_file.unlink(missing_ok=True)
-
-    async def _is_reaped(self) -> bool:
-        try:
-            async with asyncio.timeout(_REAP_LIMIT_S):
-                await self._process.wait()
-        except TimeoutError:
-            log.warning("engine.not_ended", engine=self._start.name, pid=self.pgid)
-            return False
-        return True
+        await self._group.end(grace_s=grace_s)
 
 
 async def spawn(start: HostStart, take: Callable[[str, list[Any]], None]) -> HostProcess:
     """Start the host's process; `take` is called with every message from it but `dead`."""
-    start.log_dir.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))
-    # sockets and rendezvous files of killed processes would stay for ever
-    temporary = {"TMPDIR": str(scratch), "VLLM_RPC_BASE_PATH": str(scratch)}
     ours, theirs = socket.socketpair()
-    lifeline, their_lifeline = socket.socketpair()
     ours.setblocking(False)
-    lifeline.setblocking(False)
     loop = asyncio.get_running_loop()
     _, link = await loop.create_unix_connection(lambda: HostLink(take), sock=ours)
     try:
-        with theirs, their_lifeline, start.log_file.open("ab") as log:
-            descriptors = (theirs.fileno(), their_lifeline.fileno())
-            process = await asyncio.create_subprocess_exec(
-                *start.command,
-                *map(str, descriptors),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **temporary, **start.environment},
-                pass_fds=descriptors,
-                start_new_session=True,
+        with theirs:
+            channel = theirs.fileno()
+            group = await spawn_group(
+                start.files,
+                lambda lifeline: (*start.command, str(channel), str(lifeline)),
+                start.environment,
+                (channel,),
             )
     except BaseException:
         link.close()
-        lifeline.close()
-        shutil.rmtree(scratch, ignore_errors=True)
         raise
-    host = HostProcess(start, process, link, lifeline, scratch)
-    write_record(start.record_file, process.pid, scratch)
     link.send("start", start.arguments, list(start.warm_up_ids))
-    return host
+    return HostProcess(group, link)
 
 
 async def wait_until_ready(
@@ -206,17 +138,7 @@ async def wait_until_ready(
     if ready.done() and not failed.done():
         return ready.result()
     if failed.done():
-        what = f"did not start: {last_error(await asyncio.to_thread(log_tail, start.log_file))}"
+        what = f"did not start: {last_error(await asyncio.to_thread(log_tail, start.files.log))}"
     else:
         what = f"was not ready after {start.limit_s:g} s"
-    raise EngineDead(f"engine {start.name} {what} (log: {start.log_file})")
-
-
-def log_tail(log_file: Path) -> str:
-    """The last part of a log; empty where there is none."""
-    try:
-        with log_file.open("rb") as log:
-            log.seek(max(0, log_file.stat().st_size - _LOG_TAIL_BYTES))
-            return log.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
+    raise EngineDead(f"engine {start.name} {what} (log: {start.files.log})")

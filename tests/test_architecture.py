@@ -36,13 +36,14 @@ HOMES = {
     "sqlite3": ("arena/store.py", "arena/follow.py"),
     "tokenizers": ("serving/template.py",),
     "tomli_w": ("arena/config.py",),
-    "torch": ("serving/models.py", "serving/model_files.py"),
+    "torch": ("serving/models.py", "serving/model_files.py", "serving/sglang_cpu/shim/"),
     "transformers": ("serving/models.py", "serving/model_files.py"),
     "vllm": ("serving/vllm_host.py",),
+    "xllamacpp": ("serving/llama_child.py",),
 }
 
 # They come with an engine's extra or with vLLM, and are imported in children of ours alone.
-ENGINE_SIDE = {"gguf", "huggingface_hub", "torch", "transformers", "vllm"}
+ENGINE_SIDE = {"gguf", "huggingface_hub", "torch", "transformers", "vllm", "xllamacpp"}
 # They come with an extra of their own, and are imported when that is asked for.
 OPTIONAL = {"opentelemetry"}
 

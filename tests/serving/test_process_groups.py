@@ -178,6 +178,7 @@ def read_number(file: Path) -> int:
             "ValueError: 9 blocks are too few",
         ),
         ("a.b.HubError: no such model\n", "a.b.HubError: no such model"),
+        ("no /v1/responses (ImportError: no harmony)\nready\n", "ready"),
     ],
 )
 def test_the_reason_is_found_in_a_processs_output(output: str, line: str) -> None:

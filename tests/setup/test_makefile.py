@@ -1,4 +1,4 @@
-"""`make setup` and `.ci/run`, with stand-ins for python, uv and make that note their calls."""
+"""`make setup`, `make engines` and `.ci/run`, with stand-ins for python, uv and make."""
 
 import os
 import shutil
@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 # One script is both the python that makes the .venv and the one inside it.
 PYTHON = r"""#!/usr/bin/env bash
 case "$1 $2" in
+  "-c from serving"*) echo "$STUB_PINS" ;;
   "-c "*) exit "${STUB_WRONG_VERSION:-0}" ;;
   "-V ") echo "Python 3.9.2" ;;
   "-m venv") echo "venv ${*:3}" >>"$STUB_LOG"
@@ -33,10 +34,15 @@ esac
 UV = r"""#!/usr/bin/env bash
 case "$1 $2" in
   "--version "*) ;;
+  "venv "*) echo "uv $*" >>"$STUB_LOG"
+    mkdir -p "${!#}/bin"; cp "$(dirname "$0")/python" "${!#}/bin/python" ;;
   "pip compile") [ "$(cat)" = "torch==2.13.0+cpu" ] && [ "${STUB_TORCH_HERE:-}" = yes ] ;;
   *) echo "uv $*" >>"$STUB_LOG"; exit "${STUB_UV_CODE:-0}" ;;
 esac
 """
+
+
+PINS = ("cpu-constraints.txt", "cpu-overrides.txt", "sglang-cpu-requirements.txt")
 
 
 def write_script(path: Path, text: str) -> None:
@@ -50,7 +56,7 @@ class Checkout:
     def __init__(self, folder: Path) -> None:
         self.root = folder / "clone"
         self.root.mkdir()
-        for name in ("Makefile", "pyproject.toml", "cpu-constraints.txt", "cpu-overrides.txt"):
+        for name in ("Makefile", "pyproject.toml", *PINS):
             shutil.copy(ROOT / name, self.root / name)
         self.log = folder / "log"
         self.log.touch()
@@ -59,10 +65,15 @@ class Checkout:
         write_script(folder / "uv", UV)
         kept = {"PATH": os.environ["PATH"], "HOME": str(folder)}
         self.environment = kept | {"STUB_LOG": str(self.log), "STUB_UV": str(folder / "uv")}
+        self.sglang = folder / "a cache/sglang"
+        self.environment["STUB_PINS"] = str(self.sglang / "pins.txt")
 
     def setup(self, **variables: str) -> subprocess.CompletedProcess[str]:
+        return self.make("setup", **variables)
+
+    def make(self, target: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["make", "setup", f"PYTHON={self.python}"],
+            ["make", target, f"PYTHON={self.python}"],
             cwd=self.root,
             env=self.environment | variables,
             stdin=subprocess.DEVNULL,
@@ -104,7 +115,7 @@ def test_a_fresh_clone_takes_torch_from_the_cpu_backend(checkout: Checkout) -> N
     assert pip.endswith("-c cpu-constraints.txt uv")
     assert install == (
         "uv pip install --quiet --python .venv/bin/python --torch-backend cpu"
-        " --override cpu-overrides.txt -c cpu-constraints.txt -e .[cpu,dev]"
+        " --override cpu-overrides.txt -c cpu-constraints.txt -e .[cpu,dev,llamacpp,otel]"
     )
     assert checkout.is_ready
 
@@ -189,6 +200,53 @@ def test_an_install_that_was_killed_starts_over(checkout: Checkout) -> None:
     checkout.calls()
     assert checkout.setup().returncode == 0
     assert checkout.calls()[0] == "venv --clear .venv"
+
+
+def test_engines_installs_sglang_into_an_environment_of_its_own(checkout: Checkout) -> None:
+    checkout.setup()
+    checkout.calls()
+    done = checkout.make("engines")
+    assert done.returncode == 0, done.stderr
+    assert f"SGLang is installed: {checkout.sglang}" in done.stderr
+    assert checkout.calls() == [
+        f"uv venv --quiet --clear --python .venv/bin/python {checkout.sglang}",
+        f"uv pip install --quiet --python {checkout.sglang}/bin/python --torch-backend cpu"
+        " --compile-bytecode --no-deps -r sglang-cpu-requirements.txt",
+    ]
+
+
+def test_engines_sets_up_first_and_the_second_time_does_nothing(checkout: Checkout) -> None:
+    assert checkout.make("engines").returncode == 0
+    assert checkout.is_ready
+    checkout.calls()
+    done = checkout.make("engines")
+    assert done.returncode == 0
+    assert "installed already" in done.stderr
+    assert checkout.calls() == []
+
+
+@pytest.mark.parametrize("damage", ["other pins", "no python", "cut off"])
+def test_an_sglang_that_is_not_whole_is_made_anew(checkout: Checkout, damage: str) -> None:
+    checkout.setup()
+    code = "137" if damage == "cut off" else "0"
+    assert (checkout.make("engines", STUB_UV_CODE=code).returncode == 0) == (code == "0")
+    match damage:
+        case "other pins":
+            (checkout.root / "sglang-cpu-requirements.txt").write_text("sglang==9.9.9\n")
+        case "no python":
+            (checkout.sglang / "bin/python").unlink()
+    checkout.calls()
+    assert checkout.make("engines").returncode == 0
+    assert checkout.calls()[0].startswith("uv venv --quiet --clear")
+
+
+def test_a_python_without_an_sglang_wheel_is_one_clear_line(checkout: Checkout) -> None:
+    checkout.setup()
+    checkout.calls()
+    done = checkout.make("engines", STUB_WRONG_VERSION="1", MAKEFLAGS="-o setup")
+    assert done.returncode != 0
+    assert "SGLang has wheels for Python 3.11 to 3.13" in done.stderr
+    assert checkout.calls() == []
 
 
 @pytest.mark.parametrize(("broken", "code"), [("", 0), ("lint", 1), ("test", 1)])

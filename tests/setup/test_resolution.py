@@ -92,8 +92,9 @@ def test_the_cpu_extra_leaves_out_the_wheels_that_break_it() -> None:
     assert "torch==2.13.0+cpu" in done.stdout
 
 
-def test_constraints_are_public_versions_without_addresses() -> None:
-    text = (ROOT / "cpu-constraints.txt").read_text()
+@pytest.mark.parametrize("name", ["cpu-constraints.txt", "sglang-cpu-requirements.txt"])
+def test_pins_are_public_versions_without_addresses(name: str) -> None:
+    text = (ROOT / name).read_text()
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     assert [line for line in lines if not re.fullmatch(r"[a-z0-9.-]+==[A-Za-z0-9.]+", line)] == []
     assert lines == sorted(lines, key=lambda line: line.split("==")[0])
@@ -102,7 +103,7 @@ def test_constraints_are_public_versions_without_addresses() -> None:
 
 def test_every_direct_dependency_is_pinned_within_its_bounds() -> None:
     pinned = pins()
-    for extra in ("", "cpu", "dev"):
+    for extra in ("", "cpu", "dev", "llamacpp"):
         for requirement in map(Requirement, project()[extra]):
             name = canonicalize_name(requirement.name)
             assert name in pinned, f"{name} has no tested version"

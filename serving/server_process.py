@@ -1,0 +1,207 @@
+"""A server that we launch: its program, its port, the wait until it answers, its end.
+
+Nothing here speaks HTTP, and which servers there are is not known here either.
+"""
+
+import asyncio
+import re
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from serving.config import EngineConfigError
+from serving.engine import EngineDead
+from serving.engine_group import EngineFiles, EngineGroup, log_tail, spawn_group
+from serving.process import last_error
+
+SERVER_GRACE_S = 2.0
+"""Between SIGTERM and SIGKILL. llama-server with a stream in flight would take 30 s to end."""
+
+_POLL_S = 0.1
+_PROGRESS_S = 10.0
+_ENDED_S = 1.0
+_LAST_LINES = 50
+"""Of a log, where the reason stands; servers complain of harmless things while they start."""
+_PORT_TAKEN = re.compile(r"address already in use|couldn't bind|port \S+ is in use", re.I)
+_LLAMA_CPP_ERROR = re.compile(r"[\d.]+ E (.+)")
+"""Of llama.cpp's log: time, level, function and message. The first one is the cause."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStart:
+    """Everything that a start of a server needs."""
+
+    name: str
+    """Of the engine."""
+    log_dir: Path
+    argv: Sequence[str]
+    """The program (a path, or a name on PATH) and its arguments; no keys, for all can read them."""
+    env: Mapping[str, str]
+    """Added to the arena's own environment."""
+    limit_s: float
+    """Seconds until it must answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEnd:
+    """How a server ended."""
+
+    code: int
+    """Its exit code; negative for the signal that killed it."""
+    reason: str
+    """One line of its log."""
+    is_port_taken: bool
+    """Whether that is the reason: another start may be given another port."""
+
+    def __str__(self) -> str:
+        how = f"ended with code {self.code}" if self.code >= 0 else f"ended by signal {-self.code}"
+        return f"{how}: {self.reason}"
+
+
+class ServerProcess:
+    """A running server, or one that has ended; made by `start_server`."""
+
+    def __init__(self, start: ServerStart, group: EngineGroup, log_start: int) -> None:
+        self.start = start
+        self._group = group
+        self._log_start = log_start
+        self.ended: asyncio.Future[ServerEnd] = asyncio.create_task(self._watch())
+        """Done once the server's first process is gone; wait for it shielded."""
+
+    @property
+    def pid(self) -> int:
+        return self._group.pgid
+
+    @property
+    def pgid(self) -> int:
+        """Process group and session, led by the server itself."""
+        return self._group.pgid
+
+    @property
+    def log_file(self) -> Path:
+        return self._group.files.log
+
+    async def output(self) -> str:
+        """The last part of what this start wrote."""
+        return await asyncio.to_thread(log_tail, self.log_file, self._log_start)
+
+    async def end(self, *, grace_s: float = SERVER_GRACE_S) -> None:
+        """Ask the whole group to end, kill it after `grace_s`, and return when none is left.
+
+        Close connections to it first: servers wait for their clients.
+        """
+        await self._group.end(grace_s=grace_s)
+        await asyncio.wait([self.ended], timeout=_ENDED_S)
+        # nothing will end a server that the system cannot kill
+        self.ended.cancel()
+
+    async def _watch(self) -> ServerEnd:
+        code = await self._group.wait()
+        reason = reason_of(await self.output())
+        return ServerEnd(code, reason, _PORT_TAKEN.search(reason) is not None)
+
+
+async def start_server(start: ServerStart) -> ServerProcess:
+    """The process, started but not yet answering. Its output is added to `engine-NAME.log`.
+
+    Raises EngineConfigError where the program is missing, EngineDead where it cannot be started.
+    """
+    program = find_program(start.argv[0], "install it, or name its file in the engine's config")
+    files = EngineFiles(start.name, start.log_dir)
+    log_start = files.log.stat().st_size if files.log.exists() else 0
+    try:
+        group = await spawn_group(
+            files,
+            lambda lifeline: (
+                sys.executable,
+                "-m",
+                "serving.server_child",
+                str(lifeline),
+                "--",
+                program,
+                *start.argv[1:],
+            ),
+            start.env,
+        )
+    except OSError as error:
+        raise EngineDead(f"engine {start.name} cannot be started: {error}") from error
+    return ServerProcess(start, group, log_start)
+
+
+async def wait_until_answering(
+    server: ServerProcess, answers: Callable[[], Awaitable[bool]]
+) -> None:
+    """Ask `answers` again and again until it says yes; progress goes to our log.
+
+    Raises EngineDead with the server's own reason once it has ended, or is out of time. The server
+    is not ended then.
+    """
+    start = server.start
+    begun = told = time.monotonic()
+    try:
+        async with asyncio.timeout(start.limit_s) as limit:
+            while not server.ended.done():
+                # an answer counts only from a server that is there: the port may be another's
+                if await answers() and not server.ended.done():
+                    return
+                await asyncio.wait([server.ended], timeout=_POLL_S)
+                if (now := time.monotonic()) - told > _PROGRESS_S:
+                    told = now
+                    took, doing = round(now - begun), _last_line(await server.output())
+                    log.info("engine.starting", engine=start.name, seconds=took, doing=doing)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+    if server.ended.done():
+        what = f"did not start: it {server.ended.result()}"
+    else:
+        doing = _last_line(await server.output())
+        what = f"did not answer within {start.limit_s:g} s; last in its log: {doing}"
+    raise EngineDead(f"engine {start.name} {what} (log: {server.log_file})")
+
+
+def find_program(program: str, remedy: str) -> str:
+    """The absolute path of an executable file: `program` itself, or found on PATH by its name.
+
+    Raises EngineConfigError with the `remedy`.
+    """
+    found = shutil.which(str(Path(program).expanduser()))
+    if found is None:
+        where = "no such program" if "/" in program else "no such program on PATH"
+        raise EngineConfigError(f"{program}: {where}: {remedy}")
+    return str(Path(found).absolute())
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port of `host` that was free a moment ago; another process may take it meanwhile."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def reason_of(output: str) -> str:
+    """The line of a server's output that says best why it ended."""
+    lines = [line.strip() for line in output.splitlines()[-_LAST_LINES:]]
+    for line in lines:
+        if _PORT_TAKEN.search(line):
+            return line[:400]
+    reason = last_error("\n".join(lines))
+    if re.match(r"[\w.]*(?:Error|Exception): ", reason):
+        return reason
+    for line in lines:
+        if found := _LLAMA_CPP_ERROR.match(line):
+            return found[1][:400]
+    return reason
+
+
+def _last_line(output: str) -> str:
+    lines = output.strip().splitlines()
+    return lines[-1].strip()[:200] if lines else "nothing yet"
