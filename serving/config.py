@@ -38,6 +38,17 @@ class EngineConfig(BaseModel):
         ge=0,
         description="Requests that may wait before the engine; one more is refused at once.",
     )
+    adaptive: bool = Field(
+        default=False,
+        description="Take only as many requests as are answered within `slo_seconds`, by the rate "
+        "as it is measured; refuse others at once.",
+    )
+    slo_seconds: float = Field(
+        default=1.0,
+        gt=0,
+        le=86_400,
+        description="With `adaptive`: seconds from asking to the answer.",
+    )
 
     @model_validator(mode="before")
     @classmethod

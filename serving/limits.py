@@ -3,10 +3,11 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from serving.adaptive import AdaptiveCap, CapChange
 from serving.engine import (
     Engine,
     EngineLimits,
@@ -23,18 +24,40 @@ from serving.engine import (
 from serving.telemetry import Meter
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiter:
+    permit: asyncio.Future[None]
+    submitted: float
+
+
 class Limited:
     """An engine that lets `max_concurrent` requests through and queues `max_queued` in order.
 
-    Stamps `submitted`; in its snapshots `waiting` and `rejected` count this queue's too.
+    With `slo_s` it takes only as many as are answered within so many seconds of asking: an
+    `AdaptiveCap` bounds those unfinished, waiting ones included, and one that waits is refused as
+    soon as it cannot be in time any more. Whoever finds no room is refused without waiting.
+
+    Stamps `submitted`; in its snapshots `waiting` and `rejected` count this queue's too. `clock`
+    runs as the event loop's does.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        slo_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._engine = engine
         self._limits = engine.limits
+        self._clock = clock
         self._free = self._limits.max_concurrent
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[_Waiter] = deque()
         self._rejected = 0
+        most = self._limits.max_concurrent + self._limits.max_queued
+        self._cap = None if slo_s is None else AdaptiveCap(slo_s, most=most)
+        self._rate: float | None = None
+        """The rate by which those that wait were last looked through."""
         self.meter = Meter(engine.name)
         """Counts what passes here; whoever keeps its buckets begins it."""
 
@@ -72,58 +95,124 @@ class Limited:
         """The engine behind the limit."""
         return self._engine
 
+    @property
+    def admission_history(self) -> Sequence[CapChange]:
+        """Every change of the adaptive cap so far, oldest first; times are the clock's. Empty
+        without one."""
+        return () if self._cap is None else self._cap.history
+
     async def open(self) -> None:
         await self._engine.open()
 
     async def generate(self, request: Request) -> Reply:
-        submitted = time.monotonic()
+        submitted = self._clock()
         self.meter.offered(submitted)
         try:
-            reply = _with_submitted(await self._permitted(request), submitted)
+            reply = _with_submitted(await self._admitted(request, submitted), submitted)
             if not is_recordable(reply):
                 raise MalformedReply(f"engine {self.name}: its reply tells no usable figures")
         except BaseException as error:
-            self.meter.failed(time.monotonic(), refused=isinstance(error, Overloaded))
+            self.meter.failed(self._clock(), refused=isinstance(error, Overloaded))
             raise
-        self.meter.answered(time.monotonic(), reply)
+        self.meter.answered(self._clock(), reply)
         return reply
 
-    async def _permitted(self, request: Request) -> Reply:
+    async def _admitted(self, request: Request, submitted: float) -> Reply:
+        cap = self._cap
+        if cap is None:
+            return await self._permitted(request, submitted)
+        if not cap.admit(submitted):
+            self._rejected += 1
+            raise Overloaded(
+                f"engine {self.name}: {cap.cap} requests unfinished, as many as it is held to "
+                f"answer within {cap.slo_s:g} s"
+            )
+        is_answered = False
+        try:
+            reply = await self._permitted(request, submitted)
+            is_answered = True
+            return reply
+        finally:
+            cap.ended(self._clock(), submitted, is_answered=is_answered)
+            self._refuse_late(cap)
+
+    async def _permitted(self, request: Request, submitted: float) -> Reply:
         if self._free:
             self._free -= 1
         else:
-            await self._wait_for_permit()
+            await self._wait_for_permit(submitted)
         try:
-            return await self._engine.generate(request)
+            entered = self._clock()
+            reply = await self._engine.generate(request)
+            if self._cap is not None:
+                self._cap.served(self._clock() - entered)
+            return reply
+        except Overloaded:
+            if self._cap is not None:
+                self._cap.refused(self._clock(), submitted)
+            raise
         finally:
             self._release()
 
-    async def _wait_for_permit(self) -> None:
+    async def _wait_for_permit(self, submitted: float) -> None:
         if len(self._waiting) >= self._limits.max_queued:
             self._rejected += 1
             raise Overloaded(
                 f"engine {self.name}: {self._limits.max_concurrent} requests inside and "
                 f"{self._limits.max_queued} waiting"
             )
-        permit = asyncio.get_running_loop().create_future()
-        self._waiting.append(permit)
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(loop.create_future(), submitted)
+        self._waiting.append(waiter)
+        last_call = None
+        if self._cap is not None:
+            left_s = self._cap.slo_s - self._cap.service_s
+            last_call = loop.call_later(left_s, self._refuse, waiter)
         try:
-            await permit
+            await waiter.permit
         except asyncio.CancelledError:
-            if permit.cancelled():
-                with suppress(ValueError):  # already passed over
-                    self._waiting.remove(permit)
-            else:
-                self._release()
+            self._give_up(waiter)
             raise
+        finally:
+            if last_call is not None:
+                last_call.cancel()
+
+    def _give_up(self, waiter: _Waiter) -> None:
+        """Its caller was cancelled, maybe after its permit was handed over or refused."""
+        permit = waiter.permit
+        if permit.cancelled():
+            with suppress(ValueError):  # already passed over
+                self._waiting.remove(waiter)
+        elif permit.exception() is None:
+            self._release()
 
     def _release(self) -> None:
         while self._waiting:
-            permit = self._waiting.popleft()
+            permit = self._waiting.popleft().permit
             if not permit.done():
                 permit.set_result(None)
                 return
         self._free += 1
+
+    def _refuse(self, waiter: _Waiter) -> None:
+        if not waiter.permit.done():
+            self._waiting.remove(waiter)
+            self._rejected += 1
+            waiter.permit.set_exception(
+                Overloaded(f"engine {self.name}: its answer would come too late")
+            )
+
+    def _refuse_late(self, cap: AdaptiveCap) -> None:
+        """Refuse whoever waits in vain by the rate, if that was measured anew."""
+        if cap.rate == self._rate:
+            return
+        self._rate = cap.rate
+        now, ahead = self._clock(), 1
+        for waiter in tuple(self._waiting):
+            if cap.can_be_in_time(now, waiter.submitted, ahead):
+                ahead += 1
+            else:
+                self._refuse(waiter)
 
     async def snapshots(self) -> AsyncIterator[EngineSnapshot]:
         async for snapshot in self._engine.snapshots():

@@ -19,6 +19,8 @@ from serving import (
     Timings,
     Usage,
 )
+from serving.adaptive import Why
+from tests.serving.simulated import in_virtual_time, now
 
 MakeRequest = Callable[..., Request]
 
@@ -34,6 +36,7 @@ class GatedEngine:
 
     def __init__(self) -> None:
         self.is_ready = True
+        self.is_full = False
         self.gates: dict[str, asyncio.Future[None]] = {}
         self.order: list[str] = []
 
@@ -44,6 +47,8 @@ class GatedEngine:
     async def open(self) -> None: ...
 
     async def generate(self, request: Request) -> Reply:
+        if self.is_full:
+            raise Overloaded("full of others' requests")
         gate = self.gates[request.id] = asyncio.get_running_loop().create_future()
         self.order.append(request.id)
         await gate
@@ -172,6 +177,138 @@ async def test_readiness_is_the_engines_and_unsaid_counts_as_ready() -> None:
     del engine.is_ready
     said.append(limited.is_ready)
     assert said == [True, False, True]
+
+
+async def test_whoever_finds_the_queue_full_is_refused_without_a_turn_of_the_loop(
+    make_request: MakeRequest,
+) -> None:
+    limited = Limited(GatedEngine())
+    tasks = [asyncio.create_task(limited.generate(make_request(n))) for n in range(4)]
+    await turn()
+    assert is_refused_at_once(limited, make_request(4))
+    await end(*tasks)
+
+
+async def test_whoever_exceeds_the_adaptive_cap_is_refused_without_a_turn_of_the_loop(
+    make_request: MakeRequest,
+) -> None:
+    limited = Limited(GatedEngine(), slo_s=60.0)
+    task = asyncio.create_task(limited.generate(make_request(0)))
+    await turn()
+    with pytest.raises(Overloaded, match=r"gated: 1 requests unfinished, .* within 60 s"):
+        await limited.generate(make_request(1))
+    assert is_refused_at_once(limited, make_request(2))
+    assert [one.rejected async for one in limited.snapshots()] == [2, 6]
+    await end(task)
+    assert limited.admission_history == [], "nothing was answered, so nothing is known"
+
+
+def test_the_adaptive_cap_grows_by_answers_and_falls_by_the_engines_refusal(
+    make_request: MakeRequest,
+) -> None:
+    async def play() -> None:
+        limited, engine = await warm(make_request)
+        assert [change.cap for change in limited.admission_history] == [2, 4]
+        engine.is_full = True
+        with pytest.raises(Overloaded, match="full of others"):
+            await limited.generate(make_request(100))
+        fall = limited.admission_history[-1]
+        assert (fall.at, fall.cap, fall.why) == (now(), 2, Why.REFUSED)
+
+    in_virtual_time(play())
+
+
+def test_one_that_waits_is_refused_as_soon_as_it_cannot_be_in_time(
+    make_request: MakeRequest,
+) -> None:
+    """The engine hangs, and an answer takes 0.2 s: after 0.8 s of waiting it is in vain."""
+
+    async def play() -> None:
+        limited, engine = await warm(make_request)
+        begun = now()
+        tasks = [asyncio.create_task(limited.generate(make_request(100 + n))) for n in range(4)]
+        for waiting in tasks[2:]:
+            with pytest.raises(Overloaded, match="too late"):
+                await waiting
+        assert now() - begun == pytest.approx(0.8)
+        assert engine.order[-2:] == ["m/100/0/0", "m/101/0/0"]
+        assert [(one.waiting, one.rejected) async for one in limited.snapshots()] == [
+            (0, 2),
+            (5, 6),
+        ]
+        await end(*tasks)
+        await both_permits_are_free(limited, engine, make_request)
+
+    in_virtual_time(play())
+
+
+def test_one_that_waits_is_refused_when_the_rate_is_found_to_have_fallen(
+    make_request: MakeRequest,
+) -> None:
+    """An answer that comes after 0.7 s ends a second of few answers: whoever is next goes in, and
+    the one behind, who could wait for another 0.1 s, is refused there and then."""
+
+    async def play() -> None:
+        limited, engine = await warm(make_request)
+        tasks = [asyncio.create_task(limited.generate(make_request(100 + n))) for n in range(4)]
+        await asyncio.sleep(0.7)
+        assert not tasks[3].done()
+        engine.gates["m/100/0/0"].set_result(None)
+        answered = now()
+        with pytest.raises(Overloaded, match="too late"):
+            await tasks[3]
+        assert now() == answered
+        assert engine.order[-1] == "m/102/0/0"
+        await end(*tasks)
+
+    in_virtual_time(play())
+
+
+def test_a_waiter_that_is_cancelled_as_it_is_refused_frees_no_permit_of_others(
+    make_request: MakeRequest,
+) -> None:
+    async def play() -> None:
+        limited, engine = await warm(make_request)
+        tasks = [asyncio.create_task(limited.generate(make_request(100 + n))) for n in range(3)]
+        await turn()
+        asyncio.get_running_loop().call_later(0.8 + 1e-12, tasks[2].cancel)
+        await asyncio.wait([tasks[2]])
+        assert tasks[2].cancelled()
+        assert [one.rejected async for one in limited.snapshots()] == [1, 5], "and refused"
+        late = asyncio.create_task(limited.generate(make_request(103)))
+        await turn()
+        assert engine.order[-1] == "m/101/0/0", "two are inside, as many as may be"
+        await end(*tasks, late)
+
+    in_virtual_time(play())
+
+
+async def warm(make_request: MakeRequest) -> tuple[Limited, GatedEngine]:
+    """Held to 1 s, with a cap of 4 unfinished requests after 1.4 s of answers that took 0.2 s."""
+    engine = GatedEngine()
+    limited = Limited(engine, slo_s=1.0, clock=now)
+    numbers = iter(range(100))
+    for together in (1, 2, 2, 2, 2, 2, 2):
+        asked = [make_request(next(numbers)) for _ in range(together)]
+        tasks = [asyncio.create_task(limited.generate(one)) for one in asked]
+        await asyncio.sleep(0.2)
+        for one in asked:
+            engine.gates[one.id].set_result(None)
+        await asyncio.gather(*tasks)
+    return limited, engine
+
+
+def is_refused_at_once(limited: Limited, request: Request) -> bool:
+    """Whether the call raises before it first hands the loop over."""
+    with pytest.raises(Overloaded):
+        limited.generate(request).send(None)
+    return True
+
+
+async def end(*tasks: asyncio.Task[Reply]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def both_permits_are_free(
