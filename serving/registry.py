@@ -10,11 +10,21 @@ from pydantic import ConfigDict, Field
 from serving.config import EngineConfig, EngineConfigError, EngineKind, EngineStart
 from serving.engine import Engine
 from serving.limits import Limited
+from serving.llama_server import LLAMA_SERVER
+from serving.openai_chat import LMSTUDIO, OLLAMA, OPENAI
 from serving.scripted import SCRIPTED
+from serving.sglang import SGLANG
 from serving.vllm_engine import VLLM
+from serving.vllm_server import VLLM_SERVER
 
 ENGINE_KINDS: dict[str, EngineKind] = {
     "vllm": VLLM,
+    "vllm_server": VLLM_SERVER,
+    "llama_server": LLAMA_SERVER,
+    "sglang": SGLANG,
+    "ollama": OLLAMA,
+    "lmstudio": LMSTUDIO,
+    "openai": OPENAI,
     "scripted": SCRIPTED,
 }
 """Every built-in kind. A new one is its own file and one line here."""

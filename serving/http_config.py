@@ -1,0 +1,200 @@
+"""What every kind of server has in its configuration."""
+
+import os
+import re
+from typing import Any, ClassVar, Literal
+from urllib.parse import urlsplit
+
+from pydantic import (
+    ByteSize,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from serving.config import PACKAGED_MODEL, EngineConfig, EngineConfigError
+
+URL_START_S = 10.0
+"""A server that runs already answers within this."""
+LAUNCH_START_S = 300.0
+"""A server that we launch loads its model first, on a busy machine for minutes."""
+
+DType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
+
+
+class HttpEngineConfig(EngineConfig):
+    """A server of language models: one that runs at `url`, or one that is launched for the run."""
+
+    launch_only: ClassVar[frozenset[str]] = frozenset({"start_seconds", "extra_args"})
+    """Knobs that only a launch can set; with `url` they are the server's own."""
+    taken_flags: ClassVar[dict[str, str]] = {}
+    """Flags of the server that `extra_args` must not give, each with the knob to use; empty where
+    the flag must stand as it is."""
+
+    model: str = Field(
+        default=PACKAGED_MODEL,
+        description="Packaged name, model directory, .gguf file or Hub id; for a server that takes "
+        "chat messages the name it knows.",
+    )
+    url: str | None = Field(
+        default=None,
+        description="Of a running server, like 'http://127.0.0.1:8080'; omitted: launched for the "
+        "run on a free port of this machine.",
+    )
+    served_model: str | None = Field(
+        default=None, description="The name sent in requests, where it differs from `model`."
+    )
+    api_key_env: str | None = Field(
+        default=None,
+        description="Name of the environment variable that holds the server's key; with url.",
+    )
+    start_seconds: float = Field(
+        default=LAUNCH_START_S, gt=0, description="Until a launched server must answer."
+    )
+    scrape_seconds: float = Field(
+        default=1.0, gt=0, le=3600, description="Between looks at the server's metrics."
+    )
+    extra_args: tuple[str, ...] = Field(
+        default=(), description="Further words for the end of the launched server's command line."
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url!r} is none; write it like 'http://127.0.0.1:8080'")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError("keys and parameters stand in no url: see api_key_env")
+        return url.rstrip("/").removesuffix("/v1")
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _is_a_name(cls, name: str | None) -> str | None:
+        if name is not None and not re.fullmatch(r"[A-Za-z_]\w*", name):
+            # not quoted: it may be the key itself
+            raise ValueError("the name of an environment variable is wanted, not a key")
+        return name
+
+    @model_validator(mode="after")
+    def _knobs_have_a_server(self) -> "HttpEngineConfig":
+        if self.url is None:
+            if self.api_key_env is not None:
+                raise ValueError(
+                    "api_key_env: a launched server listens to this machine alone and takes no "
+                    "key; leave it out"
+                )
+        else:
+            for knob in sorted(self.launch_only & self.model_fields_set):
+                raise ValueError(f"{knob}: is the server's own with url; leave it out")
+        for word in self.extra_args:
+            self._check_flag(word.partition("=")[0])
+        return self
+
+    @model_serializer(mode="wrap")
+    def _can_be_read_again(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the knobs that would be refused where they are said."""
+        refused = set(self.lacking) | (set() if self.is_launched else self.launch_only)
+        return {name: value for name, value in dump(self).items() if name not in refused}
+
+    def _check_flag(self, flag: str) -> None:
+        if flag in _ADDRESS_FLAGS:
+            raise ValueError(f"extra_args: {flag}: the address of a launched server is chosen here")
+        if flag.startswith("--api-key"):
+            raise ValueError("extra_args: --api-key: keys stand in no configuration")
+        if flag in self.taken_flags:
+            knob = self.taken_flags[flag]
+            remedy = f"use {knob}" if knob else "the engine needs it as it is"
+            raise ValueError(f"extra_args: {flag}: {remedy}")
+
+    @property
+    def request_model(self) -> str:
+        """The model's name in requests."""
+        return self.served_model or self.model
+
+    @property
+    def is_launched(self) -> bool:
+        return self.url is None
+
+    @property
+    def ready_limit_s(self) -> float:
+        """Seconds until the server must answer when it is opened."""
+        return self.start_seconds if self.is_launched else URL_START_S
+
+
+_ADDRESS_FLAGS = ("--host", "--port", "-H", "--uds", "--data-parallel-address")
+
+
+class BatchKnobs(HttpEngineConfig):
+    """Knobs that servers with one paged KV cache share with the embedded vLLM."""
+
+    launch_only: ClassVar[frozenset[str]] = HttpEngineConfig.launch_only | {
+        "device",
+        "max_batched_tokens",
+        "kv_cache_bytes",
+        "memory_fraction",
+        "kv_dtype",
+        "prefix_cache",
+        "block_tokens",
+        "dtype",
+        "threads",
+    }
+
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="What it computes on; auto: what its installation is for."
+    )
+    max_batched_tokens: int | None = Field(
+        default=None, ge=1, description="Tokens per step; omitted: the server's own choice."
+    )
+    kv_cache_bytes: ByteSize | None = Field(
+        default=None, gt=0, description="Memory of the KV cache, as a number or like '512MiB'."
+    )
+    memory_fraction: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=1.0,
+        description="Share of the device's memory for weights and KV cache.",
+    )
+    kv_dtype: str | None = Field(
+        default=None, description="Type of cached values, such as fp8; omitted: the model's."
+    )
+    prefix_cache: bool = Field(default=True, description="Reuse the KV of shared prompt prefixes.")
+    block_tokens: int | None = Field(
+        default=None, ge=1, description="Tokens per KV block; omitted: the server's own choice."
+    )
+    dtype: DType | None = Field(
+        default=None, description="Type of weights; omitted: bfloat16 on a CPU, else the model's."
+    )
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="OpenMP threads on a CPU; omitted: half of the processors, at least one.",
+    )
+
+    @model_validator(mode="after")
+    def _one_size_of_cache(self) -> "BatchKnobs":
+        if self.kv_cache_bytes is not None and self.memory_fraction is not None:
+            raise ValueError("kv_cache_bytes and memory_fraction: give one of them")
+        return self
+
+
+def check_http(config: HttpEngineConfig) -> None:
+    """Raises EngineConfigError where the key's variable is not set."""
+    api_key(config)
+
+
+def api_key(config: HttpEngineConfig) -> str | None:
+    """The server's key out of the environment; raises EngineConfigError where it is not set."""
+    if config.api_key_env is None:
+        return None
+    key = os.environ.get(config.api_key_env)
+    if not key:
+        raise EngineConfigError(
+            f"api_key_env = {config.api_key_env!r}: there is no such environment variable, or it "
+            "is empty: export it before the run"
+        )
+    return key

@@ -1,0 +1,570 @@
+"""An engine behind HTTP: a server that runs already, or one that is launched for the run.
+
+What a kind of server says is its `Dialect`'s; what is the same for all of them is here: one
+connection a stream, time to the first token, deadlines, cancelling, faults, restarts, the watchdog,
+and telemetry that is sampled.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import structlog
+
+from serving.config import EngineConfigError, EngineStart
+from serving.dialect import Call, Command, Dialect, one_line
+from serving.engine import (
+    ChatPrompt,
+    EngineDead,
+    EngineError,
+    EngineLimits,
+    EngineSnapshot,
+    EngineStalled,
+    EngineUnavailable,
+    Finish,
+    MalformedReply,
+    Overloaded,
+    Prompt,
+    PromptParts,
+    Reply,
+    Request,
+    RequestRejected,
+    Sampling,
+    Template,
+    Timings,
+    TokenPrompt,
+    Usage,
+)
+from serving.http_client import LOOK_S, HttpClient, Stream, Unreachable
+from serving.http_config import URL_START_S, HttpEngineConfig, api_key
+from serving.http_server import Server, launch, reach
+from serving.http_telemetry import SampledTelemetry
+from serving.template import TemplateError
+
+PROBE_CHOICES = ("e2e4", "d7d5")
+_PROBE = PromptParts("Answer questions in English.", "", "What is the capital of France?", ())
+"""Nobody answers this with one of the choices who is not made to."""
+
+_FORGET_S = 10.0
+_DEATH_S = 0.5
+"""A connection that a dying server cuts is seen this long before its end."""
+_PATIENCE = 4
+"""Times `stall_seconds` until the first answer of a start, which may take long."""
+_QUEUE_SLACK = 0.05
+_QUEUE_SLACK_S = 0.25
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKind:
+    """What a kind of server brings to the engine."""
+
+    dialect: Dialect
+    template: Callable[[], Template]
+    """Blocks, the first time on a machine for long."""
+    launch: Callable[[int], Command] | None = None
+    """How it is started on a port; blocks likewise. None: it runs at the config's url."""
+
+
+class HttpEngine:
+    """A server of one kind. Dead or stalled, one that we launched is started again up to a limit;
+    one at a url is waited for.
+
+    Requests in flight at that moment end with the error; later ones wait for the server.
+    """
+
+    def __init__(self, start: EngineStart, config: HttpEngineConfig, kind: ServerKind) -> None:
+        self.name = start.name
+        self.kind = config.kind
+        self.version = "unknown"
+        self.restarts = 0
+        self.command: Command | None = None
+        """How the server was last started; None for one at a url."""
+        self._settings = start
+        self._config = config
+        self._dialect = kind.dialect
+        self._make_template = kind.template
+        self._launch = kind.launch
+        self._key: str | None = None
+        self._run = secrets.token_hex(4)
+        self._numbers = itertools.count(1)
+        self._streams: set[Stream] = set()
+        self._client: HttpClient | None = None
+        self._server: Server | None = None
+        self._serving = asyncio.Event()
+        """Set while requests need not wait: the server is ready, or there will be none again."""
+        self._final: EngineDead | None = None
+        self._fruitless = 0
+        """Failures of a server at a url since it last answered."""
+        self._primed = 0
+        """Prompts, since the caches were last empty."""
+        self._last_progress = time.monotonic()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._errands: set[asyncio.Task[None]] = set()
+        self._looking: asyncio.Task[str] | None = None
+        self._warned_of_usage = False
+        self._telemetry = SampledTelemetry(has_figures=bool(kind.dialect.metrics_paths))
+
+    @cached_property
+    def template(self) -> Template:
+        """Resolves the model on first use, which may block for long; `open` does it in a thread."""
+        return self._make_template()
+
+    @property
+    def limits(self) -> EngineLimits:
+        config = self._config
+        return EngineLimits(
+            config.context_tokens,
+            config.max_concurrent,
+            config.max_queued,
+            getattr(config, "max_batched_tokens", None),
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        if self._final is not None:
+            return True
+        return self._server is not None and not self._server.failed.done()
+
+    @property
+    def pgid(self) -> int | None:
+        """The process group of the launched server, while there is one."""
+        process = self._server.process if self._server else None
+        return process.pgid if process else None
+
+    async def open(self) -> None:
+        """Ready to generate, and seen to obey a constraint; raises EngineDead."""
+        try:
+            self._key = api_key(self._config)
+            await asyncio.to_thread(lambda: self.template)
+            self._client = HttpClient(self._dialect, self._key)
+            await self._begin()
+            self._keep_running(self._supervise())
+            self._keep_running(self._watch_progress())
+            await self._probe()
+            self._telemetry.forget()
+            await self._look()
+            self._keep_running(self._scrape())
+        except (EngineError, EngineConfigError, TemplateError) as error:
+            await self._close(EngineDead(str(error), final=True))
+            raise EngineDead(str(error), final=True) from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def generate(self, request: Request) -> Reply:
+        wanted = TokenPrompt if self._dialect.takes_ids else ChatPrompt
+        if not isinstance(request.prompt, wanted):
+            takes = "token ids" if self._dialect.takes_ids else "chat messages"
+            raise RequestRejected(f"engine {self.name} takes prompts as {takes}")
+        server = await self._ready_server()
+        stream = Stream(request, f"{self._run}-{next(self._numbers)}-{request.id}")
+        if not self._streams:
+            self._last_progress = stream.admitted
+        self._streams.add(stream)
+        is_over = False
+        try:
+            reply = await self._answered(server, stream)
+            is_over = stream.reading.is_done
+        except EngineError as error:
+            is_over = isinstance(error, Overloaded | RequestRejected)
+            self._telemetry.rejected += isinstance(error, Overloaded)
+            raise self._named(error) from error.__cause__
+        finally:
+            self._streams.discard(stream)
+            self._last_progress = max(self._last_progress, stream.last_event or 0.0)
+            self._dialect.ended(stream.wire_id)
+            if not is_over:
+                self._abort(server, stream)
+        return reply
+
+    def snapshots(self) -> AsyncIterator[EngineSnapshot]:
+        return self._telemetry.snapshots()
+
+    async def prime(self, prompt: Prompt) -> None:
+        """Of a server's caches that share nothing, the first prompt goes to all, the second to
+        half, the third to a third."""
+        self._primed += 1
+        copies = max(1, self._dialect.caches // self._primed)
+        limit_s = self._config.start_seconds
+        primers = [
+            Request(f"prime-{n}", "", prompt, None, 1, Sampling(), limit_s) for n in range(copies)
+        ]
+        await asyncio.gather(*map(self.generate, primers))
+
+    async def reset_prefix_cache(self) -> bool:
+        if self._streams:
+            return False
+        server = await self._ready_server()
+        self._primed = 0
+        calls = self._dialect.forget()
+        if calls is None:
+            return False
+        try:
+            async with asyncio.timeout(_FORGET_S):
+                return all(await asyncio.gather(*(self._does(server, call) for call in calls)))
+        except (TimeoutError, EngineUnavailable):
+            return False
+
+    async def metrics(self) -> str:
+        """The server's own metrics in Prometheus' text format, counted since its start.
+
+        Empty where it has none, is down, or does not answer in 2 s. Callers at one time share one
+        question.
+        """
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._first_page())
+        return await asyncio.shield(self._looking)
+
+    async def close(self) -> None:
+        """End the launched server and wait until none of its processes is left."""
+        await self._close(EngineDead(f"engine {self.name} was closed", final=True))
+
+    # one question
+
+    async def _answered(self, server: Server, stream: Stream) -> Reply:
+        """The reply; the connection is closed before it is back, however it ends."""
+        assert self._client is not None
+        try:
+            async with asyncio.timeout(stream.request.deadline_s) as stream.limit:
+                await self._client.exchange(server.url, stream)
+        except TimeoutError:
+            if stream.failure is not None:
+                raise copy(stream.failure) from None
+            return self._late_reply(stream)
+        except EngineUnavailable as error:
+            if isinstance(error, MalformedReply):
+                raise
+            raise await self._meaning(server, stream, error) from error.__cause__
+        except (Overloaded, RequestRejected):
+            self._last_progress = time.monotonic()
+            raise
+        server.has_answered = True
+        self._fruitless = 0
+        return self._reply(stream, Finish.STOP)
+
+    async def _meaning(
+        self, server: Server, stream: Stream, error: EngineUnavailable
+    ) -> EngineError:
+        """What a broken connection means: often that the server is gone."""
+        if stream.failure is not None:
+            return copy(stream.failure)
+        if server.process is not None:
+            await asyncio.wait([server.failed], timeout=_DEATH_S)
+            if server.failed.done():
+                return copy(server.failed.result())
+        elif isinstance(error, Unreachable):
+            server.fail(self._named(error))
+        return error
+
+    def _abort(self, server: Server, stream: Stream) -> None:
+        """The connection is closed already; tell a server that wants to be told besides."""
+        call = self._dialect.abort(stream.wire_id)
+        if call is not None and self._final is None:
+            errand = asyncio.create_task(self._send(server, call))
+            self._errands.add(errand)
+            errand.add_done_callback(self._errands.discard)
+
+    async def _send(self, server: Server, call: Call) -> None:
+        with contextlib.suppress(TimeoutError, EngineUnavailable):
+            async with asyncio.timeout(LOOK_S):
+                await self._does(server, call)
+
+    async def _does(self, server: Server, call: Call) -> bool:
+        assert self._client is not None
+        return await self._client.does(server.url, call)
+
+    def _reply(self, stream: Stream, otherwise: Finish) -> Reply:
+        reading, request = stream.reading, stream.request
+        timings = Timings(
+            submitted=stream.admitted,
+            admitted=stream.admitted,
+            first_token=stream.first_token,
+            done=time.monotonic(),
+            queue_s=reading.queue_s,
+            prefill_s=reading.prefill_s,
+            decode_s=reading.decode_s,
+        )
+        text = self._dialect.answer(request, reading) if reading.is_done else reading.text
+        usage = self._usage(stream)
+        self._telemetry.answered(usage)
+        return Reply(text, reading.finish or otherwise, usage, timings)
+
+    def _usage(self, stream: Stream) -> Usage:
+        """As the server tells; what it does not tell is counted here, and that is told once."""
+        reading, prompt = stream.reading, stream.request.prompt
+        is_told = reading.prompt is not None and reading.completion is not None
+        if not is_told and reading.is_done and not self._warned_of_usage:
+            self._warned_of_usage = True
+            log.warning("engine.tells_no_usage", engine=self.name, counted="pieces of the answer")
+        told = reading.prompt
+        if told is None:
+            told = len(prompt.ids) if isinstance(prompt, TokenPrompt) else _estimate(prompt)
+        completion = reading.pieces if reading.completion is None else reading.completion
+        return Usage(told, completion, reading.cached)
+
+    def _late_reply(self, stream: Stream) -> Reply:
+        """What there is at the deadline, where the time was the player's own; else raises."""
+        now = time.monotonic()
+        if self._was_computing(stream, now):
+            return self._reply(stream, Finish.DEADLINE)
+        raise EngineStalled(
+            f"{stream.request.id} was not answered in {stream.request.deadline_s:g} s"
+        )
+
+    def _was_computing(self, stream: Stream, now: float) -> bool:
+        """True if an unconstrained request ran into its deadline while its tokens came.
+
+        Its own time must have used the deadline up: what it waited in the server costs nobody.
+        Where that is not known, its own time is from its first token on, and must be half of the
+        deadline at least.
+        """
+        request, deadline_s = stream.request, stream.request.deadline_s
+        if request.choices is not None or stream.first_token is None or stream.last_event is None:
+            return False
+        recent_s = min(self._settings.stall_seconds, deadline_s / 2)
+        if now - stream.last_event > recent_s:
+            return False
+        queue_s = stream.reading.queue_s
+        if queue_s is None and self._dialect.starts_with_headers and stream.headers_at is not None:
+            queue_s = stream.headers_at - stream.admitted
+        if queue_s is None:
+            return now - stream.first_token >= deadline_s / 2
+        slack_s = min(max(_QUEUE_SLACK_S, _QUEUE_SLACK * deadline_s), deadline_s / 4)
+        return now - stream.admitted - queue_s >= deadline_s - slack_s
+
+    # the server
+
+    async def _begin(self) -> None:
+        """A server that answers, or EngineDead; leaves no process behind when it fails."""
+        begun = time.monotonic()
+        client, config = self._client, self._config
+        assert client is not None
+        if self._launch is None:
+            server = await reach(client, self.name, config.url or "", URL_START_S)
+        else:
+            server = await launch(client, self._settings, self._launch, config.start_seconds)
+        try:
+            await self._take(server)
+        except BaseException:
+            await server.end(at_once=True)
+            raise
+        took = round(time.monotonic() - begun, 1)
+        log.info("engine.ready", engine=self.name, version=self.version, seconds=took)
+
+    async def _take(self, server: Server) -> None:
+        """Serve by it from now on; raises EngineDead where it is not what the config says."""
+        self.version = await self._about(server)
+        self._telemetry.began(is_new=server.process is not None)
+        self.command = server.command
+        self._server = server
+        self._last_progress = time.monotonic()
+        self._serving.set()
+
+    async def _page(self, server: Server, path: str) -> str:
+        assert self._client is not None
+        return await self._client.page(server.url + path)
+
+    async def _about(self, server: Server) -> str:
+        """The server's version; raises EngineDead where it is not what the config says."""
+        known = server.command.version if server.command else None
+        path = self._dialect.about_path
+        if path is None:
+            return known or "unknown"
+        body = await self._page(server, path)
+        try:
+            told = self._dialect.about(body)
+        except EngineConfigError as error:
+            raise EngineDead(f"engine {self.name}: {error}") from error
+        return known or told
+
+    async def _probe(self) -> None:
+        """A constrained question; raises EngineDead where the answer is none of the choices."""
+        template = self.template
+        most = max(len(choice.encode()) for choice in PROBE_CHOICES) + 1
+        limit_s = self._config.start_seconds
+        prompt = await asyncio.to_thread(template.render, _PROBE)
+        reply = await self.generate(
+            Request("probe", "", prompt, PROBE_CHOICES, most, Sampling(temperature=0), limit_s)
+        )
+        if reply.text not in PROBE_CHOICES:
+            raise EngineDead(
+                f"engine {self.name}: the server does not obey {self._dialect.constraint_field}: "
+                f"made to choose of {' and '.join(PROBE_CHOICES)}, it answered "
+                f"{one_line(reply.text, 60)!r}"
+            )
+
+    # failures
+
+    async def _supervise(self) -> None:
+        """Until closed: when the server fails, start another or wait for it."""
+        while self._server is not None:
+            server = self._server
+            error = await asyncio.shield(server.failed)
+            log.warning("engine.failed", engine=self.name, kind=error.kind, reason=str(error))
+            self._serving.clear()
+            if server.process is not None or isinstance(error, EngineStalled):
+                self._fail_streams(error)
+            self._server = None
+            await server.end(at_once=True)
+            await (self._restart(error) if self._launch else self._wait_for(error))
+
+    async def _restart(self, error: EngineError) -> None:
+        """Another start, or the final error for every request from now on."""
+        limit = self._settings.restart_limit
+        while self.restarts < limit:
+            self.restarts += 1
+            try:
+                await self._begin()
+            except EngineDead as again:
+                error = again
+            else:
+                return
+        self._give_up(EngineDead(f"{error} (restarted {limit} times)", final=True))
+
+    async def _wait_for(self, error: EngineError) -> None:
+        """Until the server at the url answers again: for `restart_limit` + 1 times `stall_seconds`,
+        and only so often without an answer in between."""
+        limit = self._settings.restart_limit
+        self._fruitless += 1
+        if self._fruitless > limit:
+            return self._give_up(EngineDead(f"{error} (tried {limit} times)", final=True))
+        try:
+            assert self._client is not None
+            limit_s = (limit + 1) * self._settings.stall_seconds
+            await self._take(await reach(self._client, self.name, self._config.url or "", limit_s))
+        except EngineDead as dead:
+            return self._give_up(EngineDead(str(dead), final=True))
+        self.restarts += 1
+        log.info("engine.ready", engine=self.name, version=self.version, reconnected=self.restarts)
+
+    def _give_up(self, final: EngineDead) -> None:
+        self._final = final
+        log.error("engine.dead", engine=self.name, reason=str(final))
+        self._serving.set()
+
+    async def _watch_progress(self) -> None:
+        """Call the server stalled when questions are unanswered and nothing comes for too long, and
+        one answer when its bytes mean nothing for too long."""
+        stall_s = self._settings.stall_seconds
+        period = min(1.0, stall_s / 4)
+        woken = time.monotonic()
+        while True:
+            await asyncio.sleep(period)
+            now = time.monotonic()
+            overslept = now - woken - period
+            woken = now
+            if overslept > 1.0:
+                # this process itself was stopped: the server may have gone on unheard
+                self._last_progress += overslept
+                continue
+            self._check_server(now, stall_s)
+            for stream in list(self._streams):
+                if (silent_s := stream.dribbling_s(now)) > stall_s:
+                    stream.fail(EngineStalled(f"bytes came but no line for {silent_s:.1f} s"))
+
+    def _check_server(self, now: float, stall_s: float) -> None:
+        server = self._server
+        if server is None or not self._streams:
+            return
+        events = (stream.last_event or 0.0 for stream in self._streams)
+        silent_s = now - max(self._last_progress, *events)
+        if silent_s > stall_s * (1 if server.has_answered else _PATIENCE):
+            server.fail(
+                EngineStalled(
+                    f"engine {self.name}: nothing came for {silent_s:.1f} s with "
+                    f"{len(self._streams)} requests unanswered"
+                )
+            )
+
+    async def _ready_server(self) -> Server:
+        while True:
+            await self._serving.wait()
+            if self._final is not None:
+                raise copy(self._final)
+            if self._server is not None and not self._server.failed.done():
+                return self._server
+            # failed; the supervisor, about to run, opens the way again
+            self._serving.clear()
+
+    def _named(self, error: EngineError) -> EngineError:
+        """With the engine's name, and without the server's key, which servers like to quote."""
+        text = str(error)
+        if self._key:
+            text = text.replace(self._key, "***")
+        prefix = f"engine {self.name}"
+        named = copy(error)
+        named.args = (text if text.startswith(prefix) else f"{prefix}: {text}",)
+        return named
+
+    def _fail_streams(self, error: EngineError) -> None:
+        for stream in list(self._streams):
+            stream.fail(error)
+
+    def _keep_running(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._guard_ended)
+        self._tasks.append(task)
+
+    def _guard_ended(self, task: asyncio.Task[None]) -> None:
+        """Without supervisor, watchdog and telemetry nothing can be trusted: say so."""
+        if not task.cancelled() and (cause := task.exception()) is not None:
+            self._final = EngineDead(f"engine {self.name}: {cause!r}", final=True)
+            self._fail_streams(self._final)
+            self._serving.set()
+
+    async def _close(self, final: EngineDead) -> None:
+        self._final = self._final or final
+        if self._server is not None and self._tasks:
+            await self._look()
+        tasks = [*self._tasks, *self._errands]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks = []
+        self._fail_streams(final)
+        self._serving.set()
+        if self._client is not None:
+            # first: servers wait for their clients before they end
+            await asyncio.sleep(0)
+            await self._client.close()
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.end()
+        self._telemetry.close()
+
+    # telemetry
+
+    async def _scrape(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.scrape_seconds)
+            await self._look()
+
+    async def _look(self) -> None:
+        """One snapshot, where the server can be asked."""
+        server = self._server
+        if server is None:
+            return
+        texts = [await self._page(server, path) for path in self._dialect.metrics_paths]
+        if not texts or texts[0]:
+            self._telemetry.add(self._dialect.seen(texts), len(self._streams))
+
+    async def _first_page(self) -> str:
+        paths: Sequence[str] = self._dialect.metrics_paths
+        if self._server is None or not paths:
+            return ""
+        return await self._page(self._server, paths[0])
+
+
+def _estimate(prompt: Prompt) -> int:
+    """Tokens at most of messages that only the server has counted, by their bytes."""
+    assert isinstance(prompt, ChatPrompt)
+    return sum(len(content.encode()) for _, content in prompt.messages)

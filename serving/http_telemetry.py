@@ -1,0 +1,109 @@
+"""What is sampled of a server: snapshots with totals that begin when the engine is opened."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+
+from serving.dialect import Seen
+from serving.engine import EngineSnapshot, Usage
+
+_SNAPSHOTS_KEPT = 4096
+
+
+class _Total:
+    """Grows with a server's counter, over its restarts; what it counted before is not ours."""
+
+    def __init__(self) -> None:
+        self.value: int | None = None
+        self._last: int | None = None
+
+    def begin(self, *, at_zero: bool) -> None:
+        """The counter begins anew: at zero, or wherever it is found."""
+        self._last = 0 if at_zero else None
+
+    def add(self, counter: int | None) -> None:
+        if counter is None:
+            return
+        if self._last is None:
+            self._last = counter
+        # a counter that fell began anew
+        grown = counter - self._last if counter >= self._last else counter
+        self.value = (self.value or 0) + grown
+        self._last = counter
+
+
+class SampledTelemetry:
+    """Snapshots of a server as it is looked at now and then.
+
+    Of a server without figures of its own they tell what its answers told: requests inside it, and
+    prompt tokens cached, as long as every answer says so.
+    """
+
+    def __init__(self, *, has_figures: bool) -> None:
+        self.rejected = 0
+        self._has_figures = has_figures
+        self._queries = _Total()
+        self._hits = _Total()
+        self._preemptions = _Total()
+        self._told_queries = 0
+        self._told_hits: int | None = 0
+        self._unread: deque[EngineSnapshot] = deque(maxlen=_SNAPSHOTS_KEPT)
+        self._changed = asyncio.Event()
+        self._is_closed = False
+
+    def began(self, *, is_new: bool) -> None:
+        """A server begins: a new one counts from zero, one that ran before from where it is."""
+        for total in (self._queries, self._hits, self._preemptions):
+            total.begin(at_zero=is_new)
+
+    def forget(self) -> None:
+        """What was counted so far is none of the run's."""
+        self._told_queries, self._told_hits = 0, 0
+        self.began(is_new=False)
+
+    def answered(self, usage: Usage) -> None:
+        """Take what one answer told."""
+        self._told_queries += usage.prompt
+        if usage.cached is None or self._told_hits is None:
+            self._told_hits = None
+        else:
+            self._told_hits += usage.cached
+
+    def add(self, seen: Seen, in_flight: int) -> None:
+        """Take one look, with so many requests of ours unanswered."""
+        self._queries.add(seen.prefix_queries)
+        self._hits.add(seen.prefix_hits)
+        self._preemptions.add(seen.preemptions)
+        queries, hits = self._queries.value, self._hits.value
+        if not self._has_figures and self._told_hits is not None:
+            queries, hits = self._told_queries, self._told_hits
+        self._unread.append(
+            EngineSnapshot(
+                at=time.monotonic(),
+                source="sampled",
+                running=seen.running if self._has_figures else in_flight,
+                waiting=seen.waiting,
+                kv_usage=seen.kv_usage,
+                prefix_queries=queries,
+                prefix_hits=hits,
+                preemptions=self._preemptions.value,
+                rejected=self.rejected,
+            )
+        )
+        self._changed.set()
+
+    def close(self) -> None:
+        """No more will come."""
+        self._is_closed = True
+        self._changed.set()
+
+    async def snapshots(self) -> AsyncIterator[EngineSnapshot]:
+        """As they come, until closed."""
+        while True:
+            while self._unread:
+                yield self._unread.popleft()
+            if self._is_closed:
+                return
+            self._changed.clear()
+            await self._changed.wait()
