@@ -10,7 +10,7 @@ from arena.frames import board
 from arena.store import AttemptRow
 
 
-def match_detail(records: MatchRecords, slo_ms: float) -> dict[str, Any]:
+def match_detail(records: MatchRecords, slo_ms: float, period_s: float) -> dict[str, Any]:
     """The board of a match with its plies, and the attempts at the ply under way."""
     match = MatchFigures(records.match)
     by_ply: dict[int, list[AttemptRow]] = {}
@@ -19,9 +19,7 @@ def match_detail(records: MatchRecords, slo_ms: float) -> dict[str, Any]:
     starts = [event.at for event in records.starts]
     plies = []
     for ply, follower in zip_longest(records.plies, records.plies[1:]):
-        match.made[ply.side] += 1
-        match.clocks[ply.side] = ply.clock_left_s
-        match.last = ply
+        match.note(ply)
         attempts = by_ply.pop(ply.ply, [])
         times = MoveTimes(ply, attempts)
         harness = times.harness
@@ -45,7 +43,7 @@ def match_detail(records: MatchRecords, slo_ms: float) -> dict[str, Any]:
         )
     pending = [attempt for ply in sorted(by_ply) for attempt in by_ply[ply]]
     return {
-        **board(match),
+        **board(match, period_s),
         "start_fen": records.match.start_fen,
         "plies": plies,
         "pending": _attempts(pending),

@@ -7,6 +7,7 @@ which is whatever is not the engine's nor a wait in our own queue, the commit in
 
 import json
 import math
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
@@ -26,6 +27,8 @@ from arena.store import (
 )
 from serving import SPANS_S, Bucket
 
+IDLE_S = 5.0
+"""After so many seconds without a bucket an engine has nothing in flight."""
 RECENT_S = 10
 """Seconds over which the present rate of moves is taken."""
 _EARLY_S = 0.01
@@ -81,7 +84,9 @@ def commit_ms(ply: PlyRow, follower: PlyRow, starts: Iterable[float]) -> float:
 class MatchFigures:
     """A match as it stands."""
 
-    __slots__ = ("agents", "attempts", "clocks", "counted", "harness", "last", "made", "row")
+    __slots__ = (
+        *("agents", "attempts", "clocks", "counted", "dues", "harness", "last", "made", "row"),
+    )
 
     def __init__(self, row: MatchRow) -> None:
         self.row = row
@@ -89,6 +94,8 @@ class MatchFigures:
         """Plies of each side."""
         self.clocks: list[float | None] = [None, None]
         """Seconds left to each side, where there are clocks."""
+        self.dues: list[float | None] = [None, None]
+        """When each side's last move was due."""
         self.last: PlyRow | None = None
         self.attempts: list[AttemptRow] = []
         """Of plies that are not committed yet."""
@@ -97,6 +104,13 @@ class MatchFigures:
         self.counted = (-1, False, False)
         """The last ply whose tokens were counted, and whether uncached and output ones were."""
         self.agents: list[AgentFigures | None] = [None, None]
+
+    def note(self, ply: PlyRow) -> None:
+        """A move was made."""
+        self.last = ply
+        self.made[ply.side] += 1
+        self.clocks[ply.side] = ply.clock_left_s
+        self.dues[ply.side] = ply.due
 
     @property
     def plies(self) -> int:
@@ -178,26 +192,31 @@ class EngineFigures:
         self.kv_usage: Counter[float] = Counter()
         self.grown: dict[str, int] = {}
         """Growth of counters that start again at 0 with each process."""
-        self.last: dict[str, int] = {}
+        self._last: dict[tuple[str | None, str], int] = {}
+        self._process = 0
         self.buckets: dict[float, deque[Bucket]] = {
             span_s: deque(maxlen=BUCKETS_KEPT) for span_s in SPANS_S
         }
 
-    def add_sample(self, row: SampleRow) -> None:
+    def add_sample(self, row: SampleRow, process: int) -> None:
+        """`process`: how many have taken the run up by then; counters begin again with each."""
         for counts, value in (
             (self.step_requests, row.step_requests),
             (self.step_tokens, row.step_tokens),
-            (self.kv_usage, row.kv_usage),
+            (self.kv_usage, None if row.kv_usage is None else round(row.kv_usage, 3)),
         ):
             if value is not None:
                 counts[value] += row.steps
+        if process != self._process:
+            self._process = process
+            self._last.clear()
         for key in ("preemptions", "rejected"):
             now = getattr(row, key)
             if now is not None:
-                before = self.last.get(key, 0)
+                before = self._last.get((row.replica, key), 0)
                 growth = now - before if now >= before else now
                 self.grown[key] = self.grown.get(key, 0) + growth
-                self.last[key] = now
+                self._last[row.replica, key] = now
 
     def add_bucket(self, bucket: Bucket) -> None:
         kept = self.buckets[bucket.span_s]
@@ -257,8 +276,8 @@ class _Seats:
 
 
 class Figures:
-    """A run's figures. `exact` keeps every latency; else memory is bounded by what is running and
-    percentiles of latencies are right within 1.1 %."""
+    """A run's figures. `exact` keeps every latency; else memory grows with the number of matches
+    alone, not of moves, and percentiles of latencies are right within 1.1 %."""
 
     def __init__(self, run: RunRow, matches: Iterable[MatchRow], *, exact: bool) -> None:
         """`matches` are all there will ever be; what became of them comes by `add`."""
@@ -277,8 +296,8 @@ class Figures:
         self.changed_matches: set[str] = set()
         self.changed_agents: set[tuple[str, str]] = set()
         """Since whoever shows them cleared these."""
-        self.process: int | None = None
-        """Id of the process that took the run up last."""
+        self.process: tuple[int, float] | None = None
+        """Id of the process that took the run up last, and when it began (seconds since 1970)."""
         self.plies = 0
         self.last_record = 0.0
         """Run time of the last thing recorded."""
@@ -313,7 +332,7 @@ class Figures:
             take[type(row)](row)
 
     def _add_sample(self, row: SampleRow) -> None:
-        self.engines[row.engine].add_sample(row)
+        self.engines[row.engine].add_sample(row, bisect_right(self._starts, row.at))
         self._note(row.at)
 
     def _add_bucket(self, row: Bucket) -> None:
@@ -327,7 +346,10 @@ class Figures:
         self._note(row.at)
         if row.kind == "process_start":
             self._starts.append(row.at)
-            self.process = json.loads(row.detail_json).get("pid")
+            detail = json.loads(row.detail_json)
+            self.process = None
+            if "pid" in detail and "began" in detail:
+                self.process = detail["pid"], detail["began"]
         elif row.kind in ("engine_ready", "engine_restarted"):
             detail = json.loads(row.detail_json)
             engine = self.engines[detail["engine"]]
@@ -436,9 +458,8 @@ class Figures:
             agent.times["decode"].add(times.decode)
         if times.lag is not None:
             self.schedule_lag.add(times.lag)
-        match.harness, match.last = times.harness, row
-        match.made[row.side] += 1
-        match.clocks[row.side] = row.clock_left_s
+        match.harness = times.harness
+        match.note(row)
         self.plies += 1
         self.in_time += times.latency <= self._slo_ms
         self._by_second[int(row.done)] += 1

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from arena.figures import Figures, MatchFigures, label
+from arena.figures import IDLE_S, Figures, MatchFigures, label
 from arena.report import result
 from arena.verdicts import verdict_now
 from serving import SPANS_S, Bucket
@@ -19,8 +19,6 @@ TELEMETRY_S = 300
 """Seconds of telemetry in a frame."""
 _ENGINES_EVERY_S = 2.0
 _JUDGED_EVERY_S = 1.0
-_IDLE_S = 5.0
-"""A last second that is older was followed by seconds in which there was nothing to tell."""
 _AGENTS_AT_ONCE = 16
 """Agents whose percentiles are taken anew in one refresh; the others wait for their turn."""
 
@@ -47,6 +45,7 @@ class Overview:
         self._now = now
         self.fleet = {
             **figures.fleet(now),
+            "now_s": now,
             "recent_moves_per_s": figures.recent_moves_per_s(now),
         }
         self._stale.update(dict.fromkeys(sorted(figures.changed_agents)))
@@ -87,7 +86,7 @@ class Overview:
 
     def _last_second(self, engine: str) -> dict[str, Any] | None:
         last = self.figures.engines[engine].now
-        return bucket_data(last) if last and self._now - last.at <= _IDLE_S else None
+        return bucket_data(last) if last and self._now - last.at <= IDLE_S else None
 
     def results(self) -> list[dict[str, Any]]:
         """The last matches that ended, newest last."""
@@ -130,12 +129,17 @@ def _run(figures: Figures) -> dict[str, Any]:
     }
 
 
-def board(match: MatchFigures) -> dict[str, Any]:
-    """A match as a board shows it."""
+def board(match: MatchFigures, period_s: float) -> dict[str, Any]:
+    """A match as a board shows it. A seat thinks from when it may move: its turn has come, and a
+    period has passed since its last move was due (less or more by the pace's jitter)."""
     row, ply = match.row, match.last
     fen = ply.fen_after if ply else row.start_fen
     is_over = row.state == "finished"
+    side = 1 - ply.side if ply else int(fen.split()[1:2] == ["b"])
+    due = match.dues[side]
     asked = ply.done if ply else row.started
+    if asked is not None and due is not None:
+        asked = max(asked, due + period_s)
     return {
         "match": row.id,
         "number": row.number,
@@ -150,7 +154,7 @@ def board(match: MatchFigures) -> dict[str, Any]:
         "fen": fen,
         "move": ply.move if ply else None,
         "notation": ply.notation if ply else None,
-        "side": 1 - ply.side if ply else int(fen.split()[1:2] == ["b"]),
+        "side": side,
         "clock_left_s": list(match.clocks),
         "thinking_since_s": asked if row.state == "running" else None,
         "winner": row.winner if is_over else None,

@@ -48,6 +48,8 @@ def page(records: Records) -> str:
     if plotly is None:
         raise StoreError("plotly's package is missing; `arena doctor` says what to mend")
     charts, script = plotly.body.decode(), _script()
+    if "</script" in charts.lower():
+        raise StoreError("this version of plotly cannot stand inside a page; install another")
     policy = (
         f"default-src 'none'; script-src {_digest(charts)} {_digest(script)}; "
         "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -126,13 +128,15 @@ def embedded(records: Records) -> dict[str, Any]:
     return {
         "frame": {
             **overview.frame(ended=True),
+            # the last seconds of a run that is over are no rate of it
+            "fleet": {**overview.fleet, "recent_moves_per_s": None},
             "seq": 0,
             "boards": [],
             "gone": [],
             "verdict": verdict_of_run(figures),
         },
         "games": drawings({row.game for row in records.matches}),
-        "details": _details(records, told, figures.config["slo"]["move_seconds"] * 1000),
+        "details": _details(records, told, figures.config),
         "histograms": [
             {"agent": name, "game": game, "edges_ms": edges, "counts": counts}
             for (name, game), agent in figures.agents.items()
@@ -165,8 +169,10 @@ def _told_matches(figures: Figures) -> tuple[dict[str, MatchRow], int]:
 
 
 def _details(
-    records: Records, told: Mapping[str, MatchRow], slo_ms: float
+    records: Records, told: Mapping[str, MatchRow], config: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
+    slo_ms = config["slo"]["move_seconds"] * 1000
+    period_s = config["pace"]["move_period_seconds"]
     moves: dict[str, _Moves] = defaultdict(_Moves)
     for ply in records.plies:
         if ply.match_id in told:
@@ -177,7 +183,7 @@ def _details(
     starts = tuple(event for event in records.events if event.kind == "process_start")
     return {
         match_id: match_detail(
-            MatchRecords(row, tuple(of.plies), tuple(of.attempts), starts), slo_ms
+            MatchRecords(row, tuple(of.plies), tuple(of.attempts), starts), slo_ms, period_s
         )
         for match_id, row in told.items()
         for of in [moves[match_id]]

@@ -37,7 +37,7 @@ async def watch_folder(folder: Path, view: View, binding: Binding | None) -> str
         finally:
             viewing.cancel()
             await asyncio.gather(viewing, return_exceptions=True)
-        return _standing(folder, figures)
+        return _standing(figures.fleet()["matches"], f"`arena resume {folder}` goes on with it")
 
 
 async def _until_over(watch: Watch, feed: FolderFeed) -> None:
@@ -67,15 +67,11 @@ async def _serve(watch: Watch, feed: FolderFeed, view: View, binding: Binding) -
         await watch.run()
 
 
-def _standing(folder: Path, figures: Figures) -> str:
-    matches = figures.fleet()["matches"]
-    left = len(figures.matches) - matches["finished"]
+def _standing(matches: Mapping[str, int], how_to_go_on: str) -> str:
+    left = sum(matches.values()) - matches["finished"]
     if not left:
         return f"the run is over: {matches['finished']} matches finished"
-    return (
-        f"nobody plays this run now, {left} matches are left; "
-        f"`arena resume {folder}` goes on with it"
-    )
+    return f"nobody plays this run now, {left} matches are left; {how_to_go_on}"
 
 
 async def watch_url(url: str, view: View) -> str:
@@ -92,4 +88,4 @@ async def watch_url(url: str, view: View) -> str:
     finally:
         viewing.cancel()
         await asyncio.gather(viewing, return_exceptions=True)
-    return "the run is over"
+    return _standing(latest["fleet"]["matches"], "`arena resume` goes on with it where it is kept")

@@ -20,10 +20,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
+
+import psutil
 
 from serving import Bucket
 
@@ -339,7 +341,7 @@ class Store:
         """Go on with the run in `folder`; StoreError if there is none or another process has it."""
         check_run(folder)
         lock = _lock(folder)
-        with closing(_connect(folder)) as db:
+        with _taking_up(folder, lock) as db:
             _migrate(db)
             (last,) = db.execute(
                 "SELECT max(coalesce((SELECT max(done) FROM plies), 0),"
@@ -356,8 +358,15 @@ class Store:
 
     def _note_start(self) -> None:
         wall = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        process = psutil.Process()
         self.event(
-            "process_start", {"wall": wall, "offset_s": self.clock.now(), "pid": os.getpid()}
+            "process_start",
+            {
+                "wall": wall,
+                "offset_s": self.clock.now(),
+                "pid": process.pid,
+                "began": process.create_time(),
+            },
         )
 
     def tap(self) -> Tap:
@@ -471,6 +480,17 @@ def _connect(folder: Path) -> sqlite3.Connection:
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA foreign_keys = OFF")  # the one writer keeps them; checking costs every ply
     return db
+
+
+@contextmanager
+def _taking_up(folder: Path, lock: int) -> Iterator[sqlite3.Connection]:
+    """The database of a run to go on with; StoreError, and the run let go, where it cannot be."""
+    try:
+        with closing(_connect(folder)) as db:
+            yield db
+    except sqlite3.Error as error:
+        os.close(lock)
+        raise StoreError(f"{folder / 'run.db'}: cannot be taken up ({error})") from None
 
 
 def _migrate(db: sqlite3.Connection) -> None:

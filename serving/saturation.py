@@ -184,7 +184,8 @@ def review(
     """The first signal to fire in a whole run, with when it began and for what share of the run it
     and others held; None if none ever did.
 
-    The run is judged as `assess` would have done, once a window.
+    The run is judged as `assess` would have done, once a window; but a stream's rate at half load is
+    taken from the whole run.
     """
     rates = _StreamRates(buckets, facts, config)
 

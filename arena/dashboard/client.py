@@ -95,6 +95,9 @@ async def _events(
     async with session.get(where, headers=headers, allow_redirects=False) as answer:
         if answer.status in (401, 403):
             raise DashboardError(f"{where.origin()}: wants its token; give the address as printed")
+        if answer.status >= 500:
+            said = " ".join((await answer.text())[:200].split())
+            raise aiohttp.ClientError(f"{answer.status} {said}")
         if answer.status != 200 or answer.content_type != "text/event-stream":
             raise DashboardError(f"{where.origin()}: is no dashboard of an arena")
         event_id = ""

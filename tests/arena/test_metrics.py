@@ -491,8 +491,13 @@ async def test_a_scrape_that_is_given_up_leaves_no_task(monkeypatch: pytest.Monk
 
 
 async def test_what_cannot_be_encoded_in_an_engine_s_text_is_replaced() -> None:
-    said = (await theirs({"main": saying("# \ud800\n")})).encode()
-    assert said.decode().replace("\ufffd", "") == "# \n"
+    said = (await theirs({"main": saying("# \ud800\nup 1.0\n")})).encode()
+    assert said.decode().replace("\ufffd", "") == "# \nup 1.0\n"
+
+
+async def test_what_cannot_be_read_is_left_out_and_costs_nothing_else() -> None:
+    """Prometheus would refuse the whole scrape, ours included."""
+    assert await theirs({"main": saying("<html>502</html>\n")}) == ""
 
 
 async def test_a_blocked_loop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

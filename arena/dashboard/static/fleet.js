@@ -225,7 +225,7 @@ class EnginePanel {
   update(state, engine, range) {
     setText(this.#version, `${engine.kind} ${engine.version ?? ""}`);
     for (const [index, [, text]] of ENGINE_FIGURES.entries()) setText(this.#figures[index][1], text(engine));
-    const now = this.#now(state);
+    const now = state.fleet.now_s;
     const window = { live: LIVE_WINDOW_S, hour: HOUR_S, all: Infinity }[range];
     const earliest = Math.max(0, now - window);
     const buckets = this.#buckets(state, now - earliest, range);
@@ -237,12 +237,6 @@ class EnginePanel {
 
   paint() {
     for (const chart of this.#charts) chart.paint(true);
-  }
-
-  /** Run time; the elapsed time of the fleet counts from its first match only. */
-  #now(state) {
-    const last = state.telemetry.get(this.#name)?.at(-1);
-    return Math.max(state.fleet.elapsed_s ?? 0, last ? last.at + last.span_s : 0);
   }
 
   /** Buckets from the frames while they reach back far enough, else those the arena kept. */

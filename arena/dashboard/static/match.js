@@ -188,7 +188,8 @@ export class MatchView {
     if (this.#parts && this.#detail) this.#showPlayers();
     if (this.#detail?.state === "finished" && !changes.isFull) return;
     const isOnPage = this.#page.state.boards.has(this.#id);
-    if (changes.isFull || changes.boards.has(this.#id)) this.#reload(RELOAD_MS);
+    if (this.#page.state.isEnded) this.#load();
+    else if (changes.isFull || changes.boards.has(this.#id)) this.#reload(RELOAD_MS);
     else if (!isOnPage) this.#reload(POLL_MS);
   }
 
@@ -368,14 +369,15 @@ export class MatchView {
     const board = live && live.ply >= detail.plies.length ? live : detail;
     for (const side of [0, 1]) {
       const name = `${side === 0 ? detail.first : detail.second} (${sides[side]})`;
-      players[side].update(name, ...playerTexts(board, side, this.#page.state.fleet?.elapsed_s));
+      players[side].update(name, ...playerTexts(board, side, this.#page.state.fleet?.now_s));
     }
   }
 
   #showState() {
     const { state, winner, termination, detail, scores, first, second } = this.#detail;
     const { won, score } = outcome(first, second, winner);
-    let text = state === "suspended" ? "Suspended: the engine is away and the clocks stand still." : "";
+    const reason = detail ?? "its engine is away";
+    let text = state === "suspended" ? `Suspended, the clocks stand still: ${reason}.` : "";
     if (state === "scheduled") text = "Not begun yet.";
     if (state === "finished") {
       text = [
