@@ -1,8 +1,8 @@
 """A run in figures as its rows come: the one builder behind report, terminal, dashboard, metrics.
 
 Latencies are in milliseconds. A move's latency runs from when it was due to when it was decided:
-its parts are the engine's queue, prefill and decode as the engine reports them, and the harness,
-which is whatever is not the engine's nor a wait in our own queue, the commit included.
+its parts are the wait in our own queue and the engine's, prefill and decode as the engine reports
+them, and the harness, which is whatever is left; an agent's harness figures include the commit.
 """
 
 import json
@@ -24,6 +24,7 @@ from arena.store import (
     Row,
     RunRow,
     SampleRow,
+    StoreError,
 )
 from serving import SPANS_S, Bucket
 
@@ -50,7 +51,7 @@ class MoveTimes:
         self.queue = self.prefill = self.decode = None
         served = [a for a in attempts if a.submitted is not None]
         if served:
-            self.queue = _total_ms([a.queue_s for a in served])
+            self.queue = _total_ms([_waited_s(a) for a in served])
             self.prefill = _total_ms([a.prefill_s for a in served])
             self.decode = _total_ms([a.decode_s for a in served])
         # there was no reply to time, or a former process asked before this one's due time
@@ -61,6 +62,15 @@ class MoveTimes:
         for a in served:
             latency -= a.done - a.submitted  # type: ignore[operator]
         self.harness = max(latency, 0.0) * 1000
+
+
+def _waited_s(attempt: AttemptRow) -> float | None:
+    """In our own queue and the engine's; None where the engine does not say."""
+    if attempt.queue_s is None:
+        return None
+    assert attempt.submitted is not None
+    assert attempt.admitted is not None
+    return attempt.admitted - attempt.submitted + attempt.queue_s
 
 
 def _total_ms(parts: Sequence[float | None]) -> float | None:
@@ -282,7 +292,7 @@ class Figures:
     def __init__(self, run: RunRow, matches: Iterable[MatchRow], *, exact: bool) -> None:
         """`matches` are all there will ever be; what became of them comes by `add`."""
         self.run = run
-        self.config: dict[str, Any] = json.loads(run.config_json)
+        self.config = _config_of(run)
         self.matches = {row.id: MatchFigures(row) for row in matches}
         self.active: dict[str, MatchFigures] = {}
         """Matches that are running or suspended."""
@@ -516,8 +526,9 @@ class Figures:
             seats.add(self._running_seconds(match.row, now), match.made, self._period)
         allowed = seats.seconds / (self._period / 2)
         return {
-            "pace_attainment": ratio(self.plies, allowed),
-            "min_seat_attainment": seats.worst,
+            # a first move need not wait a period, which shows where games are short
+            "pace_attainment": _at_most_1(ratio(self.plies, allowed)),
+            "min_seat_attainment": _at_most_1(seats.worst),
         }
 
     def recent_moves_per_s(self, now: float) -> float | None:
@@ -530,6 +541,19 @@ class Figures:
         return ratio(moves, last - since)
 
 
+def _config_of(run: RunRow) -> dict[str, Any]:
+    """The run's config; StoreError where it is not one that figures can be made with."""
+    try:
+        config: dict[str, Any] = json.loads(run.config_json)
+        for section, key in (("pace", "move_period_seconds"), ("slo", "move_seconds")):
+            float(config[section][key])
+        for settings in config["engines"].values():
+            int(settings["max_concurrent"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"run {run.id}: its config cannot be read ({error!r})") from None
+    return config
+
+
 def _end(row: MatchRow, last_record: float) -> float:
     """When a match that was begun ended or was left; while it runs, the last thing recorded."""
     known = row.ended if row.ended is not None else row.suspended_at
@@ -539,6 +563,10 @@ def _end(row: MatchRow, last_record: float) -> float:
 def label(game: str, ruleset: str) -> str:
     """A game as tables name it: with its rule set where that is not the game's namesake."""
     return game if ruleset in (game, "standard") else f"{game}/{ruleset}"
+
+
+def _at_most_1(share: float | None) -> float | None:
+    return None if share is None else min(share, 1.0)
 
 
 def ratio(top: float, bottom: float | None) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from arena.figures import IDLE_S, Figures, MatchFigures, label
 from arena.report import result
-from arena.verdicts import verdict_now
+from arena.verdicts import verdict_now, verdict_of_run
 from serving import SPANS_S, Bucket
 
 SCHEMA_VERSION = 1
@@ -32,6 +32,7 @@ class Overview:
         self.fleet: dict[str, Any] = {}
         self.engines: list[dict[str, Any]] = []
         self.verdict: dict[str, Any] | None = None
+        self.is_over = False
         self._stale: dict[tuple[str, str], None] = {}
         """Agents to be taken anew, in the order in which they changed."""
         self._now = 0.0
@@ -42,7 +43,7 @@ class Overview:
         """Bring it up to run time `now`; returns the agents whose rows are new. `whole` takes all
         anew at whatever cost."""
         figures = self.figures
-        self._now = now
+        self._now, self.is_over = now, False
         self.fleet = {
             **figures.fleet(now),
             "now_s": now,
@@ -61,6 +62,13 @@ class Overview:
             self._judged_at = now
             self.verdict = verdict_now(figures, now)
         return fresh
+
+    def end(self) -> None:
+        """The run is over: what is said of it from now on is about the whole of it."""
+        if not self.is_over:
+            self.is_over = True
+            self.verdict = verdict_of_run(self.figures)
+            self.fleet["recent_moves_per_s"] = None
 
     def frame(self, *, ended: bool = False) -> dict[str, Any]:
         """A full frame without boards."""

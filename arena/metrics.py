@@ -140,7 +140,7 @@ DEFINITIONS = (
         "arena_move_queue_seconds",
         "histogram",
         _OF_PART,
-        "Of a move: in the engine's own queue, all attempts together, seconds.",
+        "Of a move: waiting, in our own queue and the engine's, all attempts together, seconds.",
     ),
     Definition(
         "arena_move_prefill_seconds",

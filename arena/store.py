@@ -503,9 +503,23 @@ def _migrate(db: sqlite3.Connection) -> None:
 
 
 def open_read_only(path: Path, *, check_same_thread: bool = True) -> sqlite3.Connection:
-    """A connection that can write nothing."""
-    uri = path.resolve().as_uri() + "?mode=ro"
-    return sqlite3.connect(uri, uri=True, check_same_thread=check_same_thread)
+    """A connection that can write nothing, to a run on a read-only medium too.
+
+    There SQLite cannot make the files that it shares a WAL database by; one that was left whole
+    needs none.
+    """
+    uri = path.resolve().as_uri()
+    db = sqlite3.connect(uri + "?mode=ro", uri=True, check_same_thread=check_same_thread)
+    try:
+        db.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.OperationalError:
+        db.close()
+        if path.with_name(path.name + "-wal").exists():
+            raise
+        db = sqlite3.connect(
+            uri + "?mode=ro&immutable=1", uri=True, check_same_thread=check_same_thread
+        )
+    return db
 
 
 def check_free(folder: Path, *, replace: bool) -> None:

@@ -53,7 +53,8 @@ def whole_run(engine: EngineFigures) -> Sequence[Bucket]:
 def _first(
     figures: Figures, rule: _Rule, buckets: Callable[[EngineFigures], Sequence[Bucket]]
 ) -> dict[str, Any] | None:
-    config = SaturationConfig(**figures.config.get("saturation", {}))
+    known = figures.config.get("saturation", {})
+    config = SaturationConfig(**{k: known[k] for k in SaturationConfig.model_fields if k in known})
     verdicts = [
         verdict
         for engine in figures.engines.values()

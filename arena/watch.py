@@ -98,7 +98,8 @@ class Watch:
         for take in self.row_listeners:
             take(rows)
         now = self.feed.now()
-        fresh = self.overview.refresh(now, whole=whole)
+        is_settled = self.overview.is_over and not rows
+        fresh = [] if is_settled else self.overview.refresh(now, whole=whole)
         for listener in self.listeners:
             listener(now, fresh)
 

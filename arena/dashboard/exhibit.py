@@ -19,6 +19,7 @@ from arena.figures import Figures, MatchFigures
 from arena.follow import read_match
 from arena.frames import SCHEMA_VERSION, Overview, board, bucket_data, last
 from arena.report import result
+from arena.store import StoreError
 from games import Drawn, load_game
 from serving import SPANS_S
 
@@ -89,6 +90,7 @@ class LiveExhibit:
     def end(self) -> None:
         """The run is over: make the last frame, and let everybody go who waits for another."""
         self.ended = True
+        self._overview.end()
         self._make()
 
     @property
@@ -211,7 +213,11 @@ class LiveExhibit:
 
     async def match(self, match_id: str) -> dict[str, Any] | None:
         """A match with its moves; None: there is none of that id."""
-        records = await asyncio.to_thread(read_match, self._folder, match_id)
+        try:
+            records = await asyncio.to_thread(read_match, self._folder, match_id)
+        except StoreError as error:  # its folder was taken away, say
+            log.warning("match_lost", match=match_id, error=str(error))
+            return None
         if records is None:
             return None
         slo_ms = self._figures.config["slo"]["move_seconds"] * 1000

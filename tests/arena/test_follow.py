@@ -339,7 +339,6 @@ async def test_a_match_is_read_whole(tmp_path: Path) -> None:
         assert one.match == row
         assert one.plies == tuple(p for p in held.plies if p.match_id == row.id)
         assert one.attempts == tuple(a for a in held.attempts if a.match_id == row.id)
-        assert one.starts == tuple(e for e in held.events if e.kind == "process_start")
     assert read_match(tmp_path / "run", "nobody's") is None
     with pytest.raises(StoreError, match="cannot be read"):
         read_match(tmp_path / "elsewhere", ONE.id)

@@ -175,7 +175,7 @@ export class MatchView {
       this.#isFollowing = !this.#page.source.isStatic;
       this.#say("Loading the match…");
     }
-    this.#parts?.bar.append(this.#page.labelChoice);
+    if (this.#parts) this.#offerLabels(this.#parts.bar, this.#detail.game);
     this.#load();
   }
 
@@ -274,8 +274,9 @@ export class MatchView {
       el("span", { class: "muted" }, " v "),
       named(detail.second),
     );
-    const facts = [...new Set([detail.label ?? detail.game, detail.ruleset, detail.opening])].filter(Boolean);
-    parts.bar.append(el("p", { class: "muted" }, facts.join(" · ")), this.#page.labelChoice);
+    const facts = [...new Set([detail.label ?? detail.game, detail.opening])].filter(Boolean);
+    parts.bar.append(el("p", { class: "muted" }, facts.join(" · ")));
+    this.#offerLabels(parts.bar, detail.game);
     parts.frame = el("div", { class: "board-frame large" }, parts.board.element);
     const controls = el(
       "div",
@@ -302,6 +303,10 @@ export class MatchView {
     );
     title.focus({ preventScroll: true });
     return parts;
+  }
+
+  #offerLabels(bar, game) {
+    if (this.#page.drawings.drawing(game)?.labels.length > 1) bar.append(this.#page.labelChoice);
   }
 
   #controls() {

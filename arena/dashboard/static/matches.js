@@ -236,13 +236,15 @@ const RESULT_HEADINGS = ["Match", "Result", "How it ended", "Game", "Plies", "Op
 
 /** Finished matches, newest first, page by page. */
 class Results {
+  /** The last answer is missing: it was not asked for yet, or did not come. */
+  isStale = true;
   #page;
   #offset = 0;
   #total = 0;
   #askedAt = -Infinity;
   #timer = null;
   #body = el("tbody");
-  #empty = el("p", { class: "empty" }, "No match has finished yet.");
+  #empty = el("p", { class: "empty", hidden: "" }, "No match has finished yet.");
   #frame;
   #pager = new Pager("Pages of finished matches", "Newer", "Older", (step) => this.#turn(step));
 
@@ -295,9 +297,12 @@ class Results {
     clearTimeout(this.#timer);
     this.#timer = null;
     this.#askedAt = performance.now();
+    this.isStale = false;
     const offset = this.#offset;
     const answer = await this.#page.source.results(offset, RESULTS_A_PAGE).catch(() => null);
-    if (!answer || offset !== this.#offset) return;
+    if (offset !== this.#offset) return;
+    this.isStale = answer === null;
+    if (this.isStale) return;
     this.#total = answer.total;
     this.#body.replaceChildren(...answer.results.map((result) => this.#row(result)));
     setHidden(this.#empty, this.#total > 0);
@@ -357,7 +362,6 @@ export class MatchesView {
   #count = el("span", { class: "muted", "data-testid": "board-count" });
   #empty = el("p", { class: "empty", "data-testid": "no-boards" });
   #pager = new Pager("Pages of boards", "Previous", "Next", (step) => this.#turn(step));
-  #wantsResults = true;
 
   constructor(root, page) {
     this.#page = page;
@@ -388,8 +392,7 @@ export class MatchesView {
     this.#filter();
     const { page, pages } = state.pages;
     this.#pager.update(page, pages, `page ${page + 1} of ${pages}`);
-    if (changes.hasResults || this.#wantsResults || state.isEnded) this.#results.refresh(state.isEnded);
-    this.#wantsResults = false;
+    if (changes.hasResults || this.#results.isStale || state.isEnded) this.#results.refresh(state.isEnded);
   }
 
   /** Puts the focus on the match that was open before. */
