@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from arena import bench, page, preflight, report, runner, spectator, store, terminal
 from arena import config as configs
 from arena.config import ConfigError
-from arena.dashboard.guard import parse_binding
+from arena.dashboard.guard import TOKEN_VARIABLE, Binding, parse_binding
 from arena.dashboard.server import DashboardError
 from arena.show import Show
 from arena.store import StoreError
@@ -39,7 +40,22 @@ def _show_of(parsed: argparse.Namespace) -> Show:
             check_installed()
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    _check_token_is_seen(binding, parsed.view)
     return Show(terminal.view_for(parsed.view), binding, parsed.otel)
+
+
+def _check_token_is_seen(binding: Binding | None, view: str) -> None:
+    """A token that is made for one run stands in the address that the view announces."""
+    if (
+        view == "none"
+        and binding is not None
+        and binding.token
+        and TOKEN_VARIABLE not in os.environ
+    ):
+        raise ConfigError(
+            f"--view none: nobody would see the dashboard's token; set {TOKEN_VARIABLE}, or choose "
+            "another view"
+        )
 
 
 def _watch(parsed: argparse.Namespace) -> int:
@@ -53,6 +69,7 @@ def _watch(parsed: argparse.Namespace) -> int:
             binding = None if parsed.dashboard is None else parse_binding(parsed.dashboard)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        _check_token_is_seen(binding, parsed.view)
         watching = spectator.watch_folder(Path(parsed.run), view, binding)
     print(runner.run_loop(watching), file=sys.stderr)
     return OK

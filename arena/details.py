@@ -1,32 +1,25 @@
 """One match whole: its moves, where each one's time went, and every attempt. Pure."""
 
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Any
 
-from arena.figures import MatchFigures, MoveTimes, commit_ms
+from arena.figures import MatchFigures, MoveTimes
 from arena.follow import MatchRecords
 from arena.frames import board
 from arena.store import AttemptRow
 
 
-def match_detail(records: MatchRecords, slo_ms: float) -> dict[str, Any]:
+def match_detail(records: MatchRecords, slo_ms: float, period_s: float) -> dict[str, Any]:
     """The board of a match with its plies, and the attempts at the ply under way."""
     match = MatchFigures(records.match)
     by_ply: dict[int, list[AttemptRow]] = {}
     for attempt in records.attempts:
         by_ply.setdefault(attempt.ply, []).append(attempt)
-    starts = [event.at for event in records.starts]
     plies = []
-    for ply, follower in zip_longest(records.plies, records.plies[1:]):
-        match.made[ply.side] += 1
-        match.clocks[ply.side] = ply.clock_left_s
-        match.last = ply
+    for ply in records.plies:
+        match.note(ply)
         attempts = by_ply.pop(ply.ply, [])
         times = MoveTimes(ply, attempts)
-        harness = times.harness
-        if harness is not None and follower is not None:
-            harness += commit_ms(ply, follower, starts)
         plies.append(
             {
                 "ply": ply.ply,
@@ -38,14 +31,14 @@ def match_detail(records: MatchRecords, slo_ms: float) -> dict[str, Any]:
                 "queue_ms": times.queue,
                 "prefill_ms": times.prefill,
                 "decode_ms": times.decode,
-                "harness_ms": harness,
+                "harness_ms": times.harness,
                 "late": times.latency > slo_ms,
                 "attempts": _attempts(attempts),
             }
         )
     pending = [attempt for ply in sorted(by_ply) for attempt in by_ply[ply]]
     return {
-        **board(match),
+        **board(match, period_s),
         "start_fen": records.match.start_fen,
         "plies": plies,
         "pending": _attempts(pending),

@@ -80,7 +80,7 @@ class Sketch:
         if not self.count:
             return summary(())
         ordered = sorted(self.bins.items())
-        at = {share: self._rank(ordered, share) for share in (0.5, 0.95, 0.99)}
+        at = {share: self._percentile(ordered, share) for share in (0.5, 0.95, 0.99)}
         mean = self.total / self.count
         return {
             "mean": mean,
@@ -90,18 +90,20 @@ class Sketch:
             "max": self.greatest,
         }
 
-    def _rank(self, ordered: Sequence[tuple[int, int]], share: float) -> float:
-        wanted = self.count * share
+    def _percentile(self, ordered: Sequence[tuple[int, int]], share: float) -> float:
+        """Between the order statistics around it, as `percentile` has it."""
+        place = share * (self.count - 1)
+        below = self._value(ordered, math.floor(place))
+        above = self._value(ordered, math.ceil(place))
+        return below + (above - below) * (place - math.floor(place))
+
+    def _value(self, ordered: Sequence[tuple[int, int]], index: int) -> float:
+        """About the value at a place of the ordered values."""
         for number, count in ordered:
-            wanted -= count
-            if wanted <= 0:
+            index -= count
+            if index < 0:
                 return min(edge_ms(number - 0.5), self.greatest)
         return self.greatest
-
-    def up_to(self, edge_octaves: int) -> int:
-        """How many values are at most 10 ms x 2^edge_octaves."""
-        limit = edge_octaves * PER_OCTAVE
-        return sum(count for number, count in self.bins.items() if number <= limit)
 
     def histogram(self, bins_per_octave: int = 8) -> tuple[list[float], list[int]]:
         """Edges in milliseconds and the counts between them (one fewer); both empty of nothing."""

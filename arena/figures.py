@@ -1,12 +1,13 @@
 """A run in figures as its rows come: the one builder behind report, terminal, dashboard, metrics.
 
 Latencies are in milliseconds. A move's latency runs from when it was due to when it was decided:
-its parts are the engine's queue, prefill and decode as the engine reports them, and the harness,
-which is whatever is not the engine's nor a wait in our own queue, the commit included.
+its parts are the wait in our own queue and the engine's, prefill and decode as the engine reports
+them, and the harness, which is whatever is left; an agent's harness figures include the commit.
 """
 
 import json
 import math
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
@@ -23,9 +24,12 @@ from arena.store import (
     Row,
     RunRow,
     SampleRow,
+    StoreError,
 )
 from serving import SPANS_S, Bucket
 
+IDLE_S = 5.0
+"""After so many seconds without a bucket an engine has nothing in flight."""
 RECENT_S = 10
 """Seconds over which the present rate of moves is taken."""
 _EARLY_S = 0.01
@@ -47,7 +51,7 @@ class MoveTimes:
         self.queue = self.prefill = self.decode = None
         served = [a for a in attempts if a.submitted is not None]
         if served:
-            self.queue = _total_ms([a.queue_s for a in served])
+            self.queue = _total_ms([_waited_s(a) for a in served])
             self.prefill = _total_ms([a.prefill_s for a in served])
             self.decode = _total_ms([a.decode_s for a in served])
         # there was no reply to time, or a former process asked before this one's due time
@@ -58,6 +62,15 @@ class MoveTimes:
         for a in served:
             latency -= a.done - a.submitted  # type: ignore[operator]
         self.harness = max(latency, 0.0) * 1000
+
+
+def _waited_s(attempt: AttemptRow) -> float | None:
+    """In our own queue and the engine's; None where the engine does not say."""
+    if attempt.queue_s is None:
+        return None
+    assert attempt.submitted is not None
+    assert attempt.admitted is not None
+    return attempt.admitted - attempt.submitted + attempt.queue_s
 
 
 def _total_ms(parts: Sequence[float | None]) -> float | None:
@@ -81,7 +94,9 @@ def commit_ms(ply: PlyRow, follower: PlyRow, starts: Iterable[float]) -> float:
 class MatchFigures:
     """A match as it stands."""
 
-    __slots__ = ("agents", "attempts", "clocks", "counted", "harness", "last", "made", "row")
+    __slots__ = (
+        *("agents", "attempts", "clocks", "counted", "dues", "harness", "last", "made", "row"),
+    )
 
     def __init__(self, row: MatchRow) -> None:
         self.row = row
@@ -89,6 +104,8 @@ class MatchFigures:
         """Plies of each side."""
         self.clocks: list[float | None] = [None, None]
         """Seconds left to each side, where there are clocks."""
+        self.dues: list[float | None] = [None, None]
+        """When each side's last move was due."""
         self.last: PlyRow | None = None
         self.attempts: list[AttemptRow] = []
         """Of plies that are not committed yet."""
@@ -97,6 +114,13 @@ class MatchFigures:
         self.counted = (-1, False, False)
         """The last ply whose tokens were counted, and whether uncached and output ones were."""
         self.agents: list[AgentFigures | None] = [None, None]
+
+    def note(self, ply: PlyRow) -> None:
+        """A move was made."""
+        self.last = ply
+        self.made[ply.side] += 1
+        self.clocks[ply.side] = ply.clock_left_s
+        self.dues[ply.side] = ply.due
 
     @property
     def plies(self) -> int:
@@ -178,26 +202,31 @@ class EngineFigures:
         self.kv_usage: Counter[float] = Counter()
         self.grown: dict[str, int] = {}
         """Growth of counters that start again at 0 with each process."""
-        self.last: dict[str, int] = {}
+        self._last: dict[tuple[str | None, str], int] = {}
+        self._process = 0
         self.buckets: dict[float, deque[Bucket]] = {
             span_s: deque(maxlen=BUCKETS_KEPT) for span_s in SPANS_S
         }
 
-    def add_sample(self, row: SampleRow) -> None:
+    def add_sample(self, row: SampleRow, process: int) -> None:
+        """`process`: how many have taken the run up by then; counters begin again with each."""
         for counts, value in (
             (self.step_requests, row.step_requests),
             (self.step_tokens, row.step_tokens),
-            (self.kv_usage, row.kv_usage),
+            (self.kv_usage, None if row.kv_usage is None else round(row.kv_usage, 3)),
         ):
             if value is not None:
                 counts[value] += row.steps
+        if process != self._process:
+            self._process = process
+            self._last.clear()
         for key in ("preemptions", "rejected"):
             now = getattr(row, key)
             if now is not None:
-                before = self.last.get(key, 0)
+                before = self._last.get((row.replica, key), 0)
                 growth = now - before if now >= before else now
                 self.grown[key] = self.grown.get(key, 0) + growth
-                self.last[key] = now
+                self._last[row.replica, key] = now
 
     def add_bucket(self, bucket: Bucket) -> None:
         kept = self.buckets[bucket.span_s]
@@ -257,13 +286,13 @@ class _Seats:
 
 
 class Figures:
-    """A run's figures. `exact` keeps every latency; else memory is bounded by what is running and
-    percentiles of latencies are right within 1.1 %."""
+    """A run's figures. `exact` keeps every latency; else memory grows with the number of matches
+    alone, not of moves, and percentiles of latencies are right within 1.1 %."""
 
     def __init__(self, run: RunRow, matches: Iterable[MatchRow], *, exact: bool) -> None:
         """`matches` are all there will ever be; what became of them comes by `add`."""
         self.run = run
-        self.config: dict[str, Any] = json.loads(run.config_json)
+        self.config = _config_of(run)
         self.matches = {row.id: MatchFigures(row) for row in matches}
         self.active: dict[str, MatchFigures] = {}
         """Matches that are running or suspended."""
@@ -277,8 +306,8 @@ class Figures:
         self.changed_matches: set[str] = set()
         self.changed_agents: set[tuple[str, str]] = set()
         """Since whoever shows them cleared these."""
-        self.process: int | None = None
-        """Id of the process that took the run up last."""
+        self.process: tuple[int, float] | None = None
+        """Id of the process that took the run up last, and when it began (seconds since 1970)."""
         self.plies = 0
         self.last_record = 0.0
         """Run time of the last thing recorded."""
@@ -313,7 +342,7 @@ class Figures:
             take[type(row)](row)
 
     def _add_sample(self, row: SampleRow) -> None:
-        self.engines[row.engine].add_sample(row)
+        self.engines[row.engine].add_sample(row, bisect_right(self._starts, row.at))
         self._note(row.at)
 
     def _add_bucket(self, row: Bucket) -> None:
@@ -327,7 +356,10 @@ class Figures:
         self._note(row.at)
         if row.kind == "process_start":
             self._starts.append(row.at)
-            self.process = json.loads(row.detail_json).get("pid")
+            detail = json.loads(row.detail_json)
+            self.process = None
+            if "pid" in detail and "began" in detail:
+                self.process = detail["pid"], detail["began"]
         elif row.kind in ("engine_ready", "engine_restarted"):
             detail = json.loads(row.detail_json)
             engine = self.engines[detail["engine"]]
@@ -436,9 +468,8 @@ class Figures:
             agent.times["decode"].add(times.decode)
         if times.lag is not None:
             self.schedule_lag.add(times.lag)
-        match.harness, match.last = times.harness, row
-        match.made[row.side] += 1
-        match.clocks[row.side] = row.clock_left_s
+        match.harness = times.harness
+        match.note(row)
         self.plies += 1
         self.in_time += times.latency <= self._slo_ms
         self._by_second[int(row.done)] += 1
@@ -495,8 +526,9 @@ class Figures:
             seats.add(self._running_seconds(match.row, now), match.made, self._period)
         allowed = seats.seconds / (self._period / 2)
         return {
-            "pace_attainment": ratio(self.plies, allowed),
-            "min_seat_attainment": seats.worst,
+            # a first move need not wait a period, which shows where games are short
+            "pace_attainment": _at_most_1(ratio(self.plies, allowed)),
+            "min_seat_attainment": _at_most_1(seats.worst),
         }
 
     def recent_moves_per_s(self, now: float) -> float | None:
@@ -509,6 +541,19 @@ class Figures:
         return ratio(moves, last - since)
 
 
+def _config_of(run: RunRow) -> dict[str, Any]:
+    """The run's config; StoreError where it is not one that figures can be made with."""
+    try:
+        config: dict[str, Any] = json.loads(run.config_json)
+        for section, key in (("pace", "move_period_seconds"), ("slo", "move_seconds")):
+            float(config[section][key])
+        for settings in config["engines"].values():
+            int(settings["max_concurrent"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"run {run.id}: its config cannot be read ({error!r})") from None
+    return config
+
+
 def _end(row: MatchRow, last_record: float) -> float:
     """When a match that was begun ended or was left; while it runs, the last thing recorded."""
     known = row.ended if row.ended is not None else row.suspended_at
@@ -518,6 +563,10 @@ def _end(row: MatchRow, last_record: float) -> float:
 def label(game: str, ruleset: str) -> str:
     """A game as tables name it: with its rule set where that is not the game's namesake."""
     return game if ruleset in (game, "standard") else f"{game}/{ruleset}"
+
+
+def _at_most_1(share: float | None) -> float | None:
+    return None if share is None else min(share, 1.0)
 
 
 def ratio(top: float, bottom: float | None) -> float | None:

@@ -134,8 +134,6 @@ class MatchRecords(NamedTuple):
     match: MatchRow
     plies: tuple[PlyRow, ...]
     attempts: tuple[AttemptRow, ...]
-    starts: tuple[EventRow, ...]
-    """The starts of processes that played the run."""
 
 
 def read_match(folder: Path, match_id: str) -> MatchRecords | None:
@@ -152,7 +150,6 @@ def read_match(folder: Path, match_id: str) -> MatchRecords | None:
                 rows[0],
                 select(db, PlyRow, "ply", of_match, (match_id,)),
                 select(db, AttemptRow, "ply, rowid", of_match, (match_id,)),
-                select(db, EventRow, "at", "kind = 'process_start'"),
             )
     except (sqlite3.Error, ValueError) as error:
         raise StoreError(f"{path}: cannot be read ({error})") from None

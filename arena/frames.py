@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from arena.figures import Figures, MatchFigures, label
+from arena.figures import IDLE_S, Figures, MatchFigures, label
 from arena.report import result
-from arena.verdicts import verdict_now
+from arena.verdicts import verdict_now, verdict_of_run
 from serving import SPANS_S, Bucket
 
 SCHEMA_VERSION = 1
@@ -19,8 +19,6 @@ TELEMETRY_S = 300
 """Seconds of telemetry in a frame."""
 _ENGINES_EVERY_S = 2.0
 _JUDGED_EVERY_S = 1.0
-_IDLE_S = 5.0
-"""A last second that is older was followed by seconds in which there was nothing to tell."""
 _AGENTS_AT_ONCE = 16
 """Agents whose percentiles are taken anew in one refresh; the others wait for their turn."""
 
@@ -34,6 +32,7 @@ class Overview:
         self.fleet: dict[str, Any] = {}
         self.engines: list[dict[str, Any]] = []
         self.verdict: dict[str, Any] | None = None
+        self.is_over = False
         self._stale: dict[tuple[str, str], None] = {}
         """Agents to be taken anew, in the order in which they changed."""
         self._now = 0.0
@@ -44,9 +43,10 @@ class Overview:
         """Bring it up to run time `now`; returns the agents whose rows are new. `whole` takes all
         anew at whatever cost."""
         figures = self.figures
-        self._now = now
+        self._now, self.is_over = now, False
         self.fleet = {
             **figures.fleet(now),
+            "now_s": now,
             "recent_moves_per_s": figures.recent_moves_per_s(now),
         }
         self._stale.update(dict.fromkeys(sorted(figures.changed_agents)))
@@ -62,6 +62,13 @@ class Overview:
             self._judged_at = now
             self.verdict = verdict_now(figures, now)
         return fresh
+
+    def end(self) -> None:
+        """The run is over: what is said of it from now on is about the whole of it."""
+        if not self.is_over:
+            self.is_over = True
+            self.verdict = verdict_of_run(self.figures)
+            self.fleet["recent_moves_per_s"] = None
 
     def frame(self, *, ended: bool = False) -> dict[str, Any]:
         """A full frame without boards."""
@@ -87,7 +94,7 @@ class Overview:
 
     def _last_second(self, engine: str) -> dict[str, Any] | None:
         last = self.figures.engines[engine].now
-        return bucket_data(last) if last and self._now - last.at <= _IDLE_S else None
+        return bucket_data(last) if last and self._now - last.at <= IDLE_S else None
 
     def results(self) -> list[dict[str, Any]]:
         """The last matches that ended, newest last."""
@@ -130,12 +137,17 @@ def _run(figures: Figures) -> dict[str, Any]:
     }
 
 
-def board(match: MatchFigures) -> dict[str, Any]:
-    """A match as a board shows it."""
+def board(match: MatchFigures, period_s: float) -> dict[str, Any]:
+    """A match as a board shows it. A seat thinks from when it may move: its turn has come, and a
+    period has passed since its last move was due (less or more by the pace's jitter)."""
     row, ply = match.row, match.last
     fen = ply.fen_after if ply else row.start_fen
     is_over = row.state == "finished"
+    side = 1 - ply.side if ply else int(fen.split()[1:2] == ["b"])
+    due = match.dues[side]
     asked = ply.done if ply else row.started
+    if asked is not None and due is not None:
+        asked = max(asked, due + period_s)
     return {
         "match": row.id,
         "number": row.number,
@@ -150,7 +162,7 @@ def board(match: MatchFigures) -> dict[str, Any]:
         "fen": fen,
         "move": ply.move if ply else None,
         "notation": ply.notation if ply else None,
-        "side": 1 - ply.side if ply else int(fen.split()[1:2] == ["b"]),
+        "side": side,
         "clock_left_s": list(match.clocks),
         "thinking_since_s": asked if row.state == "running" else None,
         "winner": row.winner if is_over else None,

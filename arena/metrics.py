@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agents import Fault
 from arena.distribution import ORIGIN_MS, PER_OCTAVE, Sketch
-from arena.figures import AgentFigures, EngineFigures, Figures, label
+from arena.figures import IDLE_S, AgentFigures, EngineFigures, Figures, label
 from arena.store import storable
 from games import Termination
 from serving import HasMetrics
@@ -37,8 +37,6 @@ log = structlog.get_logger()
 
 ENGINE_S = 3.0
 """Longest wait for an engine's own metrics."""
-IDLE_S = 5.0
-"""A last second that is older than this was followed by seconds with nothing in flight."""
 LAG_PERIOD_S = 0.1
 NONE = "none"
 """Label of agents that ask no engine."""
@@ -105,7 +103,8 @@ DEFINITIONS = (
         "arena_moves_due_total",
         "counter",
         (),
-        "Moves that fell due: those made, and those that never came and cost the match.",
+        "Moves that fell due: those made, and those that never came and cost the match (a "
+        "resignation is neither).",
     ),
     Definition(
         "arena_moves_in_time_total",
@@ -141,7 +140,7 @@ DEFINITIONS = (
         "arena_move_queue_seconds",
         "histogram",
         _OF_PART,
-        "Of a move: in the engine's own queue, all attempts together, seconds.",
+        "Of a move: waiting, in our own queue and the engine's, all attempts together, seconds.",
     ),
     Definition(
         "arena_move_prefill_seconds",
@@ -558,7 +557,7 @@ class Metrics:
             # some 10 ms an engine
             told = (await asyncio.to_thread(generate_latest, _Labelled(theirs))).decode()
         else:
-            told = "".join(theirs.values())
+            told = await asyncio.to_thread(_readable, theirs)
         return generate_latest(self._ours).decode() + told
 
 
@@ -584,6 +583,11 @@ async def _said(name: str, engine: HasMetrics) -> str:
     except Exception as error:  # noqa: BLE001
         log.info("engine_metrics_lost", engine=name, error=repr(error))
         return ""
+
+
+def _readable(texts: Mapping[str, str]) -> str:
+    """As they stand, those that Prometheus can read: one that it cannot would cost it the rest."""
+    return "".join(text for name, text in texts.items() if _families(name, text))
 
 
 class _Labelled:

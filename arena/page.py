@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,23 +24,52 @@ from arena.follow import MatchRecords
 from arena.frames import Overview, bucket_data
 from arena.report import figures_of, result
 from arena.store import AttemptRow, MatchRow, PlyRow, Records, StoreError
-from arena.verdicts import verdict_of_run
 
 MOST_PLIES = 60_000
 """Games are put in from the first on until they have so many moves together: some 25 MB."""
 
+_DOCTYPE = b"<!doctype html>"
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=function |async function |class |const |let )", re.MULTILINE)
 
 
 def write(path: Path, records: Records) -> None:
-    """Write the page of a run to `path`, whole or not at all. StoreError if it cannot be."""
-    partial = path.with_name(path.name + ".partial")
+    """Write the page of a run to `path`, whole or not at all; a device or pipe is written to.
+
+    StoreError if it cannot be, or if what stands there is no page of this kind.
+    """
     try:
-        partial.write_text(page(records), encoding="utf-8", newline="")
-        os.replace(partial, path)
+        is_there = path.exists()
+        if is_there and not path.is_file() and not path.is_dir():
+            path.write_text(page(records), encoding="utf-8", newline="")
+            return
+        if is_there and not _is_page(path):
+            raise StoreError(f"{path}: is there, and is no HTML page; name another file")
+        _replace(path.resolve(), page(records))
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
+    except ValueError as error:
+        raise StoreError(f"{str(path)!r}: is no file to write to ({error})") from None
+
+
+def _is_page(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_DOCTYPE)).lower() == _DOCTYPE
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write beside its place and move it there."""
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", newline="", dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            os.replace(file.name, path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
 
 
 def page(records: Records) -> str:
@@ -48,6 +78,8 @@ def page(records: Records) -> str:
     if plotly is None:
         raise StoreError("plotly's package is missing; `arena doctor` says what to mend")
     charts, script = plotly.body.decode(), _script()
+    if "</script" in charts.lower():
+        raise StoreError("this version of plotly cannot stand inside a page; install another")
     policy = (
         f"default-src 'none'; script-src {_digest(charts)} {_digest(script)}; "
         "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -115,6 +147,7 @@ def embedded(records: Records) -> dict[str, Any]:
     """What the page shows, as its StaticSource takes it."""
     figures = figures_of(records)
     overview = Overview(figures)
+    overview.end()
     told, left_out = _told_matches(figures)
     finished = sorted(figures.finished, key=lambda row: row.number)
     notes = []
@@ -129,10 +162,9 @@ def embedded(records: Records) -> dict[str, Any]:
             "seq": 0,
             "boards": [],
             "gone": [],
-            "verdict": verdict_of_run(figures),
         },
         "games": drawings({row.game for row in records.matches}),
-        "details": _details(records, told, figures.config["slo"]["move_seconds"] * 1000),
+        "details": _details(records, told, figures.config),
         "histograms": [
             {"agent": name, "game": game, "edges_ms": edges, "counts": counts}
             for (name, game), agent in figures.agents.items()
@@ -165,8 +197,10 @@ def _told_matches(figures: Figures) -> tuple[dict[str, MatchRow], int]:
 
 
 def _details(
-    records: Records, told: Mapping[str, MatchRow], slo_ms: float
+    records: Records, told: Mapping[str, MatchRow], config: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
+    slo_ms = config["slo"]["move_seconds"] * 1000
+    period_s = config["pace"]["move_period_seconds"]
     moves: dict[str, _Moves] = defaultdict(_Moves)
     for ply in records.plies:
         if ply.match_id in told:
@@ -174,10 +208,9 @@ def _details(
     for attempt in records.attempts:
         if attempt.match_id in told:
             moves[attempt.match_id].attempts.append(attempt)
-    starts = tuple(event for event in records.events if event.kind == "process_start")
     return {
         match_id: match_detail(
-            MatchRecords(row, tuple(of.plies), tuple(of.attempts), starts), slo_ms
+            MatchRecords(row, tuple(of.plies), tuple(of.attempts)), slo_ms, period_s
         )
         for match_id, row in told.items()
         for of in [moves[match_id]]

@@ -127,14 +127,14 @@ async def _play(plan: Plan, opened: Store, show: Show) -> Outcome:
     failure = None
     announce = show.view.announce
     with logging_to(folder, plan.config.name), _Interrupts(pacer, progress, announce) as interrupts:
-        async with showing(show, opened) as shown:
+        async with showing(show, opened) as engines_opened:
             playing = tournament.run(
                 plan,
                 opened,
                 pacer,
                 progress,
                 announce=announce,
-                opened=shown.attach,
+                opened=engines_opened,
             )
             try:
                 await interrupts.play(playing)
@@ -143,7 +143,7 @@ async def _play(plan: Plan, opened: Store, show: Show) -> Outcome:
                 log.info("run_failed", why=failure)
             finally:
                 with contextlib.suppress(StoreError):  # said already
-                    await opened.close()
+                    await opened.close()  # before the last look
     held = store.read(folder)
     try:
         records.write_files(folder, held)

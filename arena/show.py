@@ -22,8 +22,11 @@ from arena.metrics import LoopLag, Metrics
 from arena.store import Row, Store, Tap, read
 from arena.tracing import Tracer, open_tracer
 from arena.watch import StoreFeed, Watch
+from serving import HasMetrics
 
 log = structlog.get_logger()
+
+_LINGER_S = 2.0
 
 
 class View(Protocol):
@@ -53,9 +56,13 @@ class Show:
             await check_address(self.binding)
 
 
+EnginesOpened = Callable[[Mapping[str, HasMetrics]], None]
+"""Is told the engines once they are open."""
+
+
 @asynccontextmanager
-async def showing(show: Show, store: Store) -> AsyncIterator[Metrics]:
-    """Show the run that `store` writes, from what it holds now to its end; gives what wants to know
+async def showing(show: Show, store: Store) -> AsyncIterator[EnginesOpened]:
+    """Show the run that `store` writes, from what it holds now to its end; gives what is to be told
     the engines once they are open.
 
     Nothing else may be adding to the store yet. It is closed before this ends, so that the last
@@ -64,27 +71,41 @@ async def showing(show: Show, store: Store) -> AsyncIterator[Metrics]:
     tap = store.tap()
     await store.commit()  # what was added before is on disk
     tap.take()
+    async with AsyncExitStack() as stack:
+        opened: EnginesOpened = _nobody
+        with _at_no_cost():
+            opened = await _set_up(show, store, tap, stack)
+        if opened is _nobody:
+            tap.close()
+        yield opened
+
+
+def _nobody(engines: Mapping[str, HasMetrics]) -> None:
+    """There is no show that wants to know."""
+
+
+async def _set_up(show: Show, store: Store, tap: Tap, stack: AsyncExitStack) -> EnginesOpened:
+    """Begin to show the run; what ends the show, from the last look on, is left on `stack`."""
     figures, spans = await asyncio.to_thread(_taken_up, store.folder)
     watch = Watch(StoreFeed(tap, store.clock), figures)
     lag = LoopLag()
     metrics = Metrics(figures, lag, verdict=lambda: watch.overview.verdict, now=watch.feed.now)
-    async with AsyncExitStack() as stack:
-        if show.is_traced:
-            with _at_no_cost():
-                _trace(watch, store, spans, stack)
-        if show.binding is not None:
-            with _at_no_cost():
-                await _serve(show, watch, store, metrics, stack)
-            stack.push_async_callback(_end, asyncio.create_task(lag.run()))
-        looking = asyncio.create_task(_look(watch, tap))
-        viewing = asyncio.create_task(_view(show.view, watch))
-        try:
-            yield metrics
-        finally:
-            await _end(looking)
-            with _at_no_cost():
-                await watch.look(whole=True)
-            await _end(viewing)
+    if show.is_traced:
+        with _at_no_cost():
+            _trace(watch, store, spans, stack)
+    if show.binding is not None:
+        with _at_no_cost():
+            await _serve(show, watch, store, metrics, stack)
+        stack.push_async_callback(_end, asyncio.create_task(lag.run()))
+    stack.push_async_callback(_end, asyncio.create_task(_view(show.view, watch)))
+    stack.push_async_callback(_last_look, watch)
+    stack.push_async_callback(_end, asyncio.create_task(_look(watch, tap)))
+    return metrics.attach
+
+
+async def _last_look(watch: Watch) -> None:
+    with _at_no_cost():
+        await watch.look(whole=True)
 
 
 def _taken_up(folder: Path) -> tuple[Figures, list[Row]]:
@@ -93,8 +114,11 @@ def _taken_up(folder: Path) -> tuple[Figures, list[Row]]:
     figures = Figures(held.run, held.matches, exact=False)
     figures.add(held.rows())
     made = Counter(ply.match_id for ply in held.plies)
-    open_attempts = (a for a in held.attempts if a.ply == made[a.match_id])
-    return figures, [*held.events, *held.matches, *open_attempts]
+    unfinished = {row.id: row for row in held.matches if row.state != "finished"}
+    open_attempts = (
+        a for a in held.attempts if a.match_id in unfinished and a.ply == made[a.match_id]
+    )
+    return figures, [*held.events, *unfinished.values(), *open_attempts]
 
 
 async def _serve(
@@ -108,15 +132,14 @@ async def _serve(
     except DashboardError as error:
         show.view.announce(f"{error}; the run goes on without a dashboard")
         return
-    stack.push_async_callback(_close, dashboard)
-    stack.callback(exhibit.end)
+    stack.push_async_callback(_close, dashboard, exhibit)
     watch.listeners.append(exhibit.look)
     show.view.announce(f"dashboard: {dashboard.url}")
 
 
 def _trace(watch: Watch, store: Store, spans: Sequence[Row], stack: AsyncExitStack) -> None:
     tracer: Tracer = open_tracer(watch.figures.run, store.clock)
-    stack.push_async_callback(asyncio.to_thread, tracer.close)
+    stack.push_async_callback(_close_tracer, tracer)
     tracer.add(spans)
     watch.row_listeners.append(tracer.add)
 
@@ -135,9 +158,18 @@ async def _view(view: View, watch: Watch) -> None:
         await view.watch(watch.frame)
 
 
-async def _close(dashboard: Dashboard) -> None:
+async def _close(dashboard: Dashboard, exhibit: LiveExhibit) -> None:
+    with _at_no_cost():
+        exhibit.end()
+        if exhibit.is_watched:
+            await asyncio.sleep(_LINGER_S)  # pages ask for what the last frame tells them of
     with _at_no_cost():
         await dashboard.close()
+
+
+async def _close_tracer(tracer: Tracer) -> None:
+    with _at_no_cost():
+        await asyncio.to_thread(tracer.close)
 
 
 @contextlib.contextmanager

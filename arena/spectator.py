@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ async def watch_folder(folder: Path, view: View, binding: Binding | None) -> str
         finally:
             viewing.cancel()
             await asyncio.gather(viewing, return_exceptions=True)
-        return _standing(folder, figures)
+        return _standing(figures.fleet()["matches"], f"`arena resume {folder}` goes on with it")
 
 
 async def _until_over(watch: Watch, feed: FolderFeed) -> None:
@@ -48,17 +50,21 @@ async def _until_over(watch: Watch, feed: FolderFeed) -> None:
 
 
 async def _serve(watch: Watch, feed: FolderFeed, view: View, binding: Binding) -> None:
+    overview = watch.overview
     metrics = Metrics(
-        watch.figures, None, verdict=lambda: watch.overview.verdict, now=watch.feed.now
+        watch.figures,
+        None,
+        verdict=lambda: None if overview.is_over else overview.verdict,
+        now=feed.now,
     )
-    exhibit = LiveExhibit(watch.overview, feed.folder, metrics.text)
+    exhibit = LiveExhibit(overview, feed.folder, metrics.text)
 
     def look(now: float, agents: Sequence[tuple[str, str]]) -> None:
-        exhibit.look(now, agents)
-        is_over = not feed.is_played()
-        if is_over and not exhibit.ended:
+        if feed.is_played():
+            exhibit.ended = False  # somebody may have resumed it
+            exhibit.look(now, agents)
+        elif not exhibit.ended or not overview.is_over:
             exhibit.end()
-        exhibit.ended = is_over  # somebody may resume it
 
     look(feed.now(), ())
     watch.listeners.append(look)
@@ -67,15 +73,11 @@ async def _serve(watch: Watch, feed: FolderFeed, view: View, binding: Binding) -
         await watch.run()
 
 
-def _standing(folder: Path, figures: Figures) -> str:
-    matches = figures.fleet()["matches"]
-    left = len(figures.matches) - matches["finished"]
+def _standing(matches: Mapping[str, int], how_to_go_on: str) -> str:
+    left = sum(matches.values()) - matches["finished"]
     if not left:
         return f"the run is over: {matches['finished']} matches finished"
-    return (
-        f"nobody plays this run now, {left} matches are left; "
-        f"`arena resume {folder}` goes on with it"
-    )
+    return f"nobody plays this run now, {left} matches are left; {how_to_go_on}"
 
 
 async def watch_url(url: str, view: View) -> str:
@@ -85,11 +87,15 @@ async def watch_url(url: str, view: View) -> str:
     """
     frames = fetch_frames(url)
     latest: Mapping[str, Any] = await anext(frames)
-    viewing = asyncio.create_task(view.watch(lambda: latest))
+    told_at = time.monotonic()
+    viewing = asyncio.create_task(
+        view.watch(lambda: {**latest, "silent_s": time.monotonic() - told_at})
+    )
     try:
-        async for frame in frames:
-            latest = frame
+        async with aclosing(frames):
+            async for frame in frames:
+                latest, told_at = frame, time.monotonic()
     finally:
         viewing.cancel()
         await asyncio.gather(viewing, return_exceptions=True)
-    return "the run is over"
+    return _standing(latest["fleet"]["matches"], "`arena resume` goes on with it where it is kept")

@@ -20,10 +20,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
+
+import psutil
 
 from serving import Bucket
 
@@ -339,7 +341,7 @@ class Store:
         """Go on with the run in `folder`; StoreError if there is none or another process has it."""
         check_run(folder)
         lock = _lock(folder)
-        with closing(_connect(folder)) as db:
+        with _taking_up(folder, lock) as db:
             _migrate(db)
             (last,) = db.execute(
                 "SELECT max(coalesce((SELECT max(done) FROM plies), 0),"
@@ -356,8 +358,15 @@ class Store:
 
     def _note_start(self) -> None:
         wall = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        process = psutil.Process()
         self.event(
-            "process_start", {"wall": wall, "offset_s": self.clock.now(), "pid": os.getpid()}
+            "process_start",
+            {
+                "wall": wall,
+                "offset_s": self.clock.now(),
+                "pid": process.pid,
+                "began": process.create_time(),
+            },
         )
 
     def tap(self) -> Tap:
@@ -473,6 +482,17 @@ def _connect(folder: Path) -> sqlite3.Connection:
     return db
 
 
+@contextmanager
+def _taking_up(folder: Path, lock: int) -> Iterator[sqlite3.Connection]:
+    """The database of a run to go on with; StoreError, and the run let go, where it cannot be."""
+    try:
+        with closing(_connect(folder)) as db:
+            yield db
+    except sqlite3.Error as error:
+        os.close(lock)
+        raise StoreError(f"{folder / 'run.db'}: cannot be taken up ({error})") from None
+
+
 def _migrate(db: sqlite3.Connection) -> None:
     """Bring an older run's tables up to date; the caller holds the run."""
     (version,) = db.execute("PRAGMA user_version").fetchone()
@@ -483,9 +503,23 @@ def _migrate(db: sqlite3.Connection) -> None:
 
 
 def open_read_only(path: Path, *, check_same_thread: bool = True) -> sqlite3.Connection:
-    """A connection that can write nothing."""
-    uri = path.resolve().as_uri() + "?mode=ro"
-    return sqlite3.connect(uri, uri=True, check_same_thread=check_same_thread)
+    """A connection that can write nothing, to a run on a read-only medium too.
+
+    There SQLite cannot make the files that it shares a WAL database by; one that was left whole
+    needs none.
+    """
+    uri = path.resolve().as_uri()
+    db = sqlite3.connect(uri + "?mode=ro", uri=True, check_same_thread=check_same_thread)
+    try:
+        db.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.OperationalError:
+        db.close()
+        if path.with_name(path.name + "-wal").exists():
+            raise
+        db = sqlite3.connect(
+            uri + "?mode=ro&immutable=1", uri=True, check_same_thread=check_same_thread
+        )
+    return db
 
 
 def check_free(folder: Path, *, replace: bool) -> None:

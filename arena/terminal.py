@@ -30,6 +30,7 @@ from games.escaping import one_line, result_mark
 
 REFRESH_S = 0.25
 PLAIN_REFRESH_S = 5.0
+_SILENT_S = 5.0
 
 Frame = Mapping[str, Any]
 
@@ -55,10 +56,13 @@ class PlainView:
 
     async def watch(self, read: Callable[[], Frame]) -> None:
         """Draw what `read` gives until cancelled, and once more then."""
+        said = None
         try:
             while True:
                 await asyncio.sleep(PLAIN_REFRESH_S)
-                self._say(plain_line(read()))
+                line = plain_line(read())
+                if line != said:
+                    self._say(said := line)
         finally:
             self._say(plain_line(read()))
 
@@ -121,9 +125,9 @@ def plain_line(frame: Frame) -> str:
     parts = [
         f"{_number(fleet['elapsed_s']):>6} s",
         f"{counts['finished']} finished, {counts['running']} running, "
-        f"{counts['suspended']} suspended, {counts['scheduled']} waiting",
+        f"{counts['suspended']} suspended, {counts['scheduled']} to come",
         f"{_number(fleet['plies'])} plies",
-        f"{_number(fleet['recent_moves_per_s'], 1)} moves/s",
+        f"{_number(_moves_per_s(fleet), 1)} moves/s",
     ]
     slowest = _slowest_first(frame["agents"])[:1]
     parts += [
@@ -140,6 +144,8 @@ def plain_line(frame: Frame) -> str:
     parts += [f"{_cut(kind, 40)} {count}" for kind, count in _all_faults(frame).items()]
     if frame["verdict"] is not None:
         parts.append(f"saturated: {_verdict_name(frame['verdict'])}")
+    if (silence := _silence(frame)) is not None:
+        parts.append(silence)
     return " · ".join(parts)
 
 
@@ -203,6 +209,19 @@ def _stack(gap: list[Text], *sections: list[Text]) -> list[Text]:
     return lines
 
 
+def _moves_per_s(fleet: Mapping[str, Any]) -> float | None:
+    """At present; of a run that is over, on the whole."""
+    recent: float | None = fleet["recent_moves_per_s"]
+    whole: float | None = fleet["moves_per_s"]
+    return whole if recent is None else recent
+
+
+def _silence(frame: Frame) -> str | None:
+    """Said of a frame from afar that is no longer the present one."""
+    silent_s = frame.get("silent_s", 0.0)
+    return None if silent_s < _SILENT_S else f"NO WORD from the arena for {_duration(silent_s)}"
+
+
 def _fleet_lines(frame: Frame, width: int, limit: int) -> list[Text]:
     run, fleet, counts = frame["run"], frame["fleet"], frame["fleet"]["matches"]
     finished, total = counts["finished"] or 0, sum(count or 0 for count in counts.values())
@@ -215,7 +234,7 @@ def _fleet_lines(frame: Frame, width: int, limit: int) -> list[Text]:
         Text(f"{_number(counts['suspended'])} suspended"),
     ]
     pace = [
-        f"moves/s {_number(fleet['recent_moves_per_s'], 1)}",
+        f"moves/s {_number(_moves_per_s(fleet), 1)}",
         f"pace {_share(fleet['pace_attainment'])}",
         f"within {_number(run['slo_ms'])} ms {_share(fleet['slo_attainment'])}",
         f"plies {_number(fleet['plies'])}",
@@ -223,6 +242,8 @@ def _fleet_lines(frame: Frame, width: int, limit: int) -> list[Text]:
         f"worst seat {_share(fleet['min_seat_attainment'])}",
         f"schedule lag p95 {_number(fleet['schedule_lag_ms']['p95'])} ms",
     ]
+    if (silence := _silence(frame)) is not None:
+        pace.insert(0, silence)
     engines_own = Counter(fleet["infrastructure_faults"])
     room = width - len("agents' faults: ")
     lines = [

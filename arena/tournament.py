@@ -120,7 +120,7 @@ async def run(
                     recorder.cancel()
             metering.cancel()
             for engine in engines.values():
-                store.add(*engine.meter.buckets(final=True))
+                _store_buckets(engine, store, final=True)
     if progress.engine_failure is not None:
         raise EnginesFailed(progress.engine_failure)
 
@@ -285,7 +285,17 @@ async def _record_telemetry(engines: Iterable[Limited], store: Store) -> None:
     while True:
         await asyncio.sleep(_METER_PERIOD_S)
         for engine in engines:
-            store.add(*engine.meter.buckets())
+            _store_buckets(engine, store)
+
+
+def _store_buckets(engine: Limited, store: Store, *, final: bool = False) -> None:
+    try:
+        buckets = engine.meter.buckets(final=final)
+    # as of steps: lost telemetry must not end the run
+    except Exception as error:  # noqa: BLE001
+        log.warning("telemetry_lost", engine=engine.name, error=repr(error))
+    else:
+        store.add(*buckets)
 
 
 def _sample(name: str, snapshot: EngineSnapshot, store: Store, steps: int) -> SampleRow:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import structlog
@@ -316,6 +317,7 @@ def open_tracer(run: RunRow, clock: RunClock | None = None) -> Tracer:
     of_run = Resource.create(
         {
             "service.name": "boardfleet",
+            "service.version": version("boardfleet"),
             "boardfleet.run.id": storable(run.id),
             "boardfleet.run.name": storable(json.loads(run.config_json)["name"]),
         }

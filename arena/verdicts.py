@@ -5,7 +5,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from arena.figures import EngineFigures, Figures
+from arena.figures import IDLE_S, EngineFigures, Figures
 from serving import (
     SPANS_S,
     Bucket,
@@ -19,8 +19,6 @@ from serving import (
 _WATCHED = 300
 """Last seconds that a verdict on the present is given from."""
 
-_STALE_S = 5.0
-
 _Rule = Callable[[Sequence[Bucket], EngineFacts, SaturationConfig], Verdict | None]
 
 
@@ -28,7 +26,7 @@ def verdict_now(figures: Figures, now: float) -> dict[str, Any] | None:
     """The engine that has been saturated the longest at run time `now`, as JSON; None: none is."""
 
     def last_seconds(engine: EngineFigures) -> Sequence[Bucket]:
-        if engine.now is None or now - engine.now.at > _STALE_S:
+        if engine.now is None or now - engine.now.at > IDLE_S:
             return ()  # nothing is in flight any more
         kept = engine.buckets[SPANS_S[0]]
         return list(islice(kept, max(len(kept) - _WATCHED, 0), None))
@@ -43,17 +41,20 @@ def verdict_of_run(figures: Figures) -> dict[str, Any] | None:
 
 def whole_run(engine: EngineFigures) -> Sequence[Bucket]:
     """The finest telemetry that still reaches back to the run's beginning."""
+    coarsest = engine.buckets[SPANS_S[-1]]
     for span_s in SPANS_S:
         kept = engine.buckets[span_s]
-        if len(kept) < (kept.maxlen or 0):
+        # what is dropped goes by age; the coarsest bucket began with the finest one in it
+        if kept and coarsest and kept[0].at < coarsest[0].at + span_s:
             return list(kept)
-    return list(engine.buckets[SPANS_S[-1]])
+    return list(coarsest)
 
 
 def _first(
     figures: Figures, rule: _Rule, buckets: Callable[[EngineFigures], Sequence[Bucket]]
 ) -> dict[str, Any] | None:
-    config = SaturationConfig(**figures.config.get("saturation", {}))
+    known = figures.config.get("saturation", {})
+    config = SaturationConfig(**{k: known[k] for k in SaturationConfig.model_fields if k in known})
     verdicts = [
         verdict
         for engine in figures.engines.values()

@@ -17,6 +17,8 @@ from arena.frames import Overview
 from arena.store import Row, RunClock, Tap
 
 PERIOD_S = 0.25
+_SAME_START_S = 2.0
+"""Another process may bear the number by now; it began at another time."""
 
 
 class Feed(Protocol):
@@ -66,9 +68,14 @@ class FolderFeed:
 
     def is_played(self) -> bool:
         """Whether the process that took the run up last is still there."""
-        figures, pid = self._figures, self._figures.process
-        is_over = len(figures.finished) == len(figures.matches)
-        return not is_over and pid is not None and psutil.pid_exists(pid)
+        figures = self._figures
+        if figures.process is None or len(figures.finished) == len(figures.matches):
+            return False
+        pid, began = figures.process
+        try:
+            return abs(psutil.Process(pid).create_time() - began) < _SAME_START_S
+        except psutil.Error:
+            return False
 
 
 Listener = Callable[[float, Sequence[tuple[str, str]]], None]
@@ -91,7 +98,8 @@ class Watch:
         for take in self.row_listeners:
             take(rows)
         now = self.feed.now()
-        fresh = self.overview.refresh(now, whole=whole)
+        is_settled = self.overview.is_over and not rows
+        fresh = [] if is_settled else self.overview.refresh(now, whole=whole)
         for listener in self.listeners:
             listener(now, fresh)
 

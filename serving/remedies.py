@@ -171,7 +171,8 @@ def _admit_less(facts: EngineFacts, load: Load) -> Remedy | None:
             "a shorter wait for each move at about the same moves a second; by how much only a "
             "run shows",
         )
-    fewer = min(max(1, math.floor(matches * held)), matches - 1)
+    # one request a match at most: fewer matches than places would leave places empty
+    fewer = min(max(round(matches * held), facts.max_concurrent), matches - 1)
     return Remedy(f"admit less: parallel_matches {matches} → {fewer}", effect)
 
 

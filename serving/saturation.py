@@ -63,6 +63,7 @@ class SaturationConfig(BaseModel):
     window_seconds: float = Field(
         default=10.0,
         gt=0,
+        le=100,
         description="Seconds over which waiting, refusals and the rate of streams are judged.",
     )
     waiting_share: float = Field(
@@ -74,11 +75,12 @@ class SaturationConfig(BaseModel):
     trend_seconds: float = Field(
         default=30.0,
         gt=0,
+        le=100,
         description="ttft_rising: seconds over which a trend is looked for, besides all there is; "
         "a queue not empty for as long is steady.",
     )
     trend_samples: int = Field(
-        default=20, ge=9, description="ttft_rising: least number of buckets for a trend."
+        default=20, ge=9, le=100, description="ttft_rising: least number of buckets for a trend."
     )
     trend_confidence: float = Field(
         default=0.95,
@@ -109,6 +111,7 @@ class SaturationConfig(BaseModel):
     preemption_seconds: float = Field(
         default=30.0,
         gt=0,
+        le=100,
         description="preemption: seconds for which one preemption counts as pressure.",
     )
     kv_pressure: float = Field(
@@ -184,7 +187,8 @@ def review(
     """The first signal to fire in a whole run, with when it began and for what share of the run it
     and others held; None if none ever did.
 
-    The run is judged as `assess` would have done, once a window.
+    The run is judged as `assess` would have done, once a window; but a stream's rate at half load
+    is taken from the whole run.
     """
     rates = _StreamRates(buckets, facts, config)
 

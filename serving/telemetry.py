@@ -21,7 +21,7 @@ _GRACE_S = 0.5
 
 class Bucket(NamedTuple):
     """One engine over `span_s` seconds of the run. None: the engine does not say, or there was
-    nothing to say it of. Seconds in which nothing was in flight have no bucket."""
+    nothing to say it of. Seconds in which nothing was seen nor in flight have no bucket."""
 
     engine: str
     span_s: float
@@ -85,7 +85,8 @@ class _Tally:
     def add(self, other: "_Tally") -> None:
         self.steps += other.steps
         self.requests.update(other.requests)
-        self.tokens.update(other.tokens)
+        for tokens, count in other.tokens.items():
+            self.tokens[_three_digits(tokens)] += count
         self.waiting.update(other.waiting)
         self.ttft.update(other.ttft)
         self.rates.update(other.rates)

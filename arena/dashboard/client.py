@@ -4,14 +4,15 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from typing import Any
 
 import aiohttp
+import aiohttp.http_exceptions
 from yarl import URL
 
 from arena.dashboard.server import DashboardError
-from arena.frames import TELEMETRY_S
+from arena.frames import SCHEMA_VERSION, TELEMETRY_S
 
 _SILENCE_S = 20.0
 """A stream that says nothing for so long, pings included, is lost."""
@@ -22,7 +23,7 @@ _LONGEST_FRAME = 1 << 25
 """Bytes."""
 
 
-async def fetch_frames(url: str) -> AsyncIterator[dict[str, Any]]:
+async def fetch_frames(url: str) -> AsyncGenerator[dict[str, Any], None]:
     """Full frames, without boards, of the dashboard at `url` (its address as the arena prints it,
     token and all), as they come, until the run is over.
 
@@ -41,6 +42,8 @@ async def fetch_frames(url: str) -> AsyncIterator[dict[str, Any]]:
                     yield frame
                     if frame["ended"]:
                         return
+            except aiohttp.http_exceptions.HttpProcessingError:
+                raise DashboardError(f"{where.origin()}: is no dashboard of an arena") from None
             except (aiohttp.ClientError, TimeoutError) as error:
                 said = " ".join(str(error).split()) or type(error).__name__
             else:
@@ -95,6 +98,9 @@ async def _events(
     async with session.get(where, headers=headers, allow_redirects=False) as answer:
         if answer.status in (401, 403):
             raise DashboardError(f"{where.origin()}: wants its token; give the address as printed")
+        if answer.status >= 500:
+            said = " ".join((await answer.text())[:200].split())
+            raise aiohttp.ClientError(f"{answer.status} {said}")
         if answer.status != 200 or answer.content_type != "text/event-stream":
             raise DashboardError(f"{where.origin()}: is no dashboard of an arena")
         event_id = ""
@@ -113,4 +119,6 @@ def _frame(text: bytes, where: URL) -> dict[str, Any]:
         frame = None
     if not isinstance(frame, dict) or "fleet" not in frame:
         raise DashboardError(f"{where.origin()}: is no dashboard of an arena")
+    if frame.get("schema_version") != SCHEMA_VERSION:
+        raise DashboardError(f"{where.origin()}: is of another version of the arena than this one")
     return frame

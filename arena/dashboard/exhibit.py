@@ -19,6 +19,7 @@ from arena.figures import Figures, MatchFigures
 from arena.follow import read_match
 from arena.frames import SCHEMA_VERSION, Overview, board, bucket_data, last
 from arena.report import result
+from arena.store import StoreError
 from games import Drawn, load_game
 from serving import SPANS_S
 
@@ -64,11 +65,13 @@ class LiveExhibit:
         self._metrics = metrics
         self._overview = overview
         self._figures: Figures = overview.figures
+        self._period_s: float = self._figures.config["pace"]["move_period_seconds"]
         self._folder = folder
         self._seq = 0
         self._made_at = 0.0
         self._now = 0.0
         self._pages: dict[int, _Page] = {}
+        self._num_pages = 1
         self._changed = asyncio.Event()
         self._agents: set[tuple[str, str]] = set()
         self._matches: set[str] = set()
@@ -87,16 +90,22 @@ class LiveExhibit:
     def end(self) -> None:
         """The run is over: make the last frame, and let everybody go who waits for another."""
         self.ended = True
+        self._overview.end()
         self._make()
+
+    @property
+    def is_watched(self) -> bool:
+        """Somebody has asked for frames of late."""
+        return bool(self._pages)
 
     def _make(self) -> None:
         self._made_at = time.monotonic()
-        for number in [n for n, page in self._pages.items() if self._is_forgotten(page)]:
+        shown = self._shown()
+        for number in [n for n, page in self._pages.items() if self._is_of_no_use(n, page)]:
             del self._pages[number]
         self._seq += 1
         if self._pages:
             core = self._delta()
-            shown = self._shown()
             for number, page in self._pages.items():
                 page.add(self._seq, _json({**core, **self._boards_of(number, page, shown)}))
         else:
@@ -106,8 +115,8 @@ class LiveExhibit:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _is_forgotten(self, page: _Page) -> bool:
-        return self._made_at - page.asked_at > _INTEREST_S
+    def _is_of_no_use(self, number: int, page: _Page) -> bool:
+        return number >= self._num_pages or self._made_at - page.asked_at > _INTEREST_S
 
     def _delta(self) -> dict[str, Any]:
         overview = self._overview
@@ -151,6 +160,7 @@ class LiveExhibit:
         shown = [*figures.active.values(), *ended]
         if not shown:
             shown = [figures.matches[row.id] for row in figures.finished[-BOARDS_A_PAGE:]]
+        self._num_pages = max(math.ceil(len(shown) / BOARDS_A_PAGE), 1)
         return sorted(shown, key=lambda match: match.row.number)
 
     def _boards_of(self, number: int, page: _Page, shown: Sequence[MatchFigures]) -> dict[str, Any]:
@@ -160,35 +170,41 @@ class LiveExhibit:
         new = [m for m in here if m.row.id in self._matches or m.row.id not in page.shown]
         gone = sorted(page.told - ids)
         page.shown = page.told = ids
-        return {"boards": [board(match) for match in new], "gone": gone, **_place(number, shown)}
+        boards = [board(match, self._period_s) for match in new]
+        return {"boards": boards, "gone": gone, **self._place(number, shown)}
+
+    def nearest(self, page: int) -> int:
+        """The page that stands for `page`: itself, or the last one there is."""
+        self._shown()
+        return min(page, self._num_pages - 1)
 
     def full(self, page: int) -> tuple[int, bytes]:
-        """Number and JSON of a frame that holds everything of a page."""
+        """Number and JSON of a frame that holds everything of a page that there is."""
         shown = self._shown()
         here = shown[page * BOARDS_A_PAGE : (page + 1) * BOARDS_A_PAGE]
-        if here or page == 0:
-            kept = self._pages.setdefault(page, _Page(self._seq))
-            kept.asked_at = time.monotonic()
-            ids = {match.row.id for match in here}
-            kept.shown, kept.told = kept.shown & ids, kept.told | ids
+        kept = self._pages.setdefault(page, _Page(self._seq))
+        kept.asked_at = time.monotonic()
+        ids = {match.row.id for match in here}
+        kept.shown, kept.told = kept.shown & ids, kept.told | ids
         frame = {
             **self._overview.frame(ended=self.ended),
             "seq": self._seq,
-            "boards": [board(match) for match in here],
+            "boards": [board(match, self._period_s) for match in here],
             "gone": [],
-            **_place(page, shown),
+            **self._place(page, shown),
         }
         return self._seq, _json(frame)
 
     def since(self, page: int, seq: int) -> list[tuple[int, bytes]] | None:
         """The frames of a page after `seq`; None: they are not known here."""
         kept = self._pages.get(page)
-        if kept is None:
-            return [] if seq == self._seq else None
-        if not kept.base <= seq <= self._seq:
+        if kept is None or not kept.base <= seq <= self._seq:
             return None
         kept.asked_at = time.monotonic()
         return [frame for frame in kept.frames if frame[0] > seq]
+
+    def _place(self, number: int, shown: Sequence[MatchFigures]) -> dict[str, Any]:
+        return {"pages": {"page": number, "pages": self._num_pages, "boards": len(shown)}}
 
     async def changed(self, seq: int) -> None:
         """Return once there is a frame after `seq`, or the run has ended."""
@@ -197,10 +213,15 @@ class LiveExhibit:
 
     async def match(self, match_id: str) -> dict[str, Any] | None:
         """A match with its moves; None: there is none of that id."""
-        records = await asyncio.to_thread(read_match, self._folder, match_id)
+        try:
+            records = await asyncio.to_thread(read_match, self._folder, match_id)
+        except StoreError as error:  # its folder was taken away, say
+            log.warning("match_lost", match=match_id, error=str(error))
+            return None
         if records is None:
             return None
-        return match_detail(records, self._figures.config["slo"]["move_seconds"] * 1000)
+        slo_ms = self._figures.config["slo"]["move_seconds"] * 1000
+        return match_detail(records, slo_ms, self._period_s)
 
     async def results(self, offset: int, limit: int) -> dict[str, Any]:
         """Matches that ended, newest first."""
@@ -216,7 +237,8 @@ class LiveExhibit:
         known = self._figures.engines.get(engine)
         if known is None or float(span) not in known.buckets:
             return None
-        buckets = [bucket_data(bucket) for bucket in known.buckets[float(span)]]
+        kept = list(known.buckets[float(span)])
+        buckets = await asyncio.to_thread(lambda: [bucket_data(bucket) for bucket in kept])
         return {"span_s": span, "buckets": buckets}
 
     def histogram(self, agent: str, game: str) -> dict[str, Any] | None:
@@ -250,11 +272,6 @@ def _drawing(name: str) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001
         log.warning("game_not_drawn", game=name, error=repr(error))
         return {"drawing": None, "side_names": ["first", "second"]}
-
-
-def _place(number: int, shown: Sequence[MatchFigures]) -> dict[str, Any]:
-    pages = max(math.ceil(len(shown) / BOARDS_A_PAGE), 1)
-    return {"pages": {"page": number, "pages": pages, "boards": len(shown)}}
 
 
 def _json(frame: dict[str, Any]) -> bytes:

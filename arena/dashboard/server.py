@@ -65,8 +65,11 @@ class Exhibit(Protocol):
     def ended(self) -> bool:
         """The last frame has been made."""
 
+    def nearest(self, page: int) -> int:
+        """The page to show where `page` was asked for: itself, or the last one there is."""
+
     def full(self, page: int) -> tuple[int, bytes]:
-        """The newest sequence number, and the JSON of a full frame."""
+        """The newest sequence number, and the JSON of a full frame of a page that there is."""
 
     def since(self, page: int, seq: int) -> list[tuple[int, bytes]] | None:
         """Delta frames after `seq`, oldest first; None when `seq` is unknown or too old."""
@@ -245,7 +248,7 @@ class Dashboard:
     # Data.
 
     async def _snapshot(self, request: web.Request) -> web.StreamResponse:
-        _, frame = self._exhibit.full(whole(request, "page", 0, PAGES))
+        _, frame = self._exhibit.full(self._exhibit.nearest(whole(request, "page", 0, PAGES)))
         return await self._send_json(request, frame)
 
     async def _games(self, request: web.Request) -> web.StreamResponse:
@@ -325,13 +328,11 @@ class Dashboard:
         """Events after `seq` (None: from a full frame) to the end of the run or the closing of the
         dashboard, with pings in between."""
         yield RETRY
-        if seq is None:
-            frames: list[tuple[int, bytes]] | None = [self._exhibit.full(page)]
-            seq = 0
-        else:
-            frames = self._exhibit.since(page, seq)
+        frames = None if seq is None else self._exhibit.since(page, seq)
+        seq = seq or 0
         while True:
             if frames is None:
+                page = self._exhibit.nearest(page)
                 frames = [self._exhibit.full(page)]
             if frames:
                 seq = frames[-1][0]

@@ -173,10 +173,23 @@ def test_a_run_is_judged_by_the_finest_telemetry_that_reaches_to_its_beginning()
     assert list(verdicts.whole_run(figures.engines["side"])) == []
 
 
+def test_a_run_with_pauses_is_judged_from_its_beginning_too() -> None:
+    """Idle seconds have no bucket, so a full hour holds fewer than are kept."""
+    figures, _ = watched(2)
+    engine = figures.engines["main"]
+    for second in (s for s in range(5000) if s % 7):
+        figures.add(bucket("main", s, second // s * s) for s in SPANS_S)
+    while engine.buckets[1.0][0].at < 5000 - 3600:  # as the store drops them
+        engine.buckets[1.0].popleft()
+    assert len(engine.buckets[1.0]) < 3600
+    assert verdicts.whole_run(engine)[0].at == 0.0
+    assert {b.span_s for b in verdicts.whole_run(engine)} == {10.0}
+
+
 def a_board(row: MatchRow, *plies: PlyRow) -> dict[str, Any]:
     figures = Figures(RUN, [row], exact=False)
     figures.add([*plies, row])
-    return board(figures.matches[row.id])
+    return board(figures.matches[row.id], 1.0)
 
 
 def test_a_board_before_its_first_move() -> None:
@@ -218,7 +231,7 @@ def test_a_board_does_not_change_with_the_run() -> None:
     """A frame is kept for whoever comes late: it must hold values, not the match's own lists."""
     row = scheduled(0, ("ann", "bob"), CHESS)._replace(state="running", started=0.0)
     match = MatchFigures(row)
-    before = json.dumps(told := board(match))
+    before = json.dumps(told := board(match, 1.0))
     match.clocks[0] = 5.0
     assert json.dumps(told) == before
 

@@ -3,7 +3,9 @@
 import base64
 import hashlib
 import json
+import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +101,32 @@ def test_a_place_that_cannot_be_written_is_one_line(
     assert "cannot be written" in said
     assert arena("report", folder, "--html", tmp_path) == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_page_of_this_kind_is_written_over(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slip of the hand wrote a page over a run's database."""
+    kept = (folder / "run.db").read_bytes()
+    assert arena("report", folder, "--html", folder / "run.db") == 2
+    assert "is no HTML page" in capsys.readouterr().err
+    assert (folder / "run.db").read_bytes() == kept
+    linked = tmp_path / "linked.html"
+    linked.symlink_to(tmp_path / "real.html")
+    for _ in range(2):
+        assert arena("report", folder, "--html", linked) == 0
+    assert linked.is_symlink()
+    assert (tmp_path / "real.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["linked.html", "real.html"]
+
+
+def test_a_pipe_is_written_to_and_stays_one(records: Records, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    told: list[str] = []
+    reading = threading.Thread(target=lambda: told.append(pipe.read_text(encoding="utf-8")))
+    reading.start()
+    page.write(pipe, records)
+    reading.join(timeout=30)
+    assert told[0].startswith("<!doctype html>")
+    assert pipe.is_fifo()

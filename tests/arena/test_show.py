@@ -18,10 +18,12 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from arena import config, runner
+from arena.dashboard.exhibit import LiveExhibit
+from arena.dashboard.guard import Binding
 from arena.figures import Figures
 from arena.report import build
-from arena.show import Show
-from arena.store import read
+from arena.show import Show, _taken_up
+from arena.store import AttemptRow, MatchRow, read
 from arena.terminal import SilentView
 from tests.arena.test_run import arena, write_config
 
@@ -100,6 +102,41 @@ def test_figures_that_break_end_no_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert "a bug in figures" in str([e for e in log_of(tmp_path) if e["event"] == "show_lost"])
     monkeypatch.undo()
     assert build(read(tmp_path / "run"))["matches"]["finished"] == 8
+
+
+def test_a_last_frame_that_breaks_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(self: LiveExhibit) -> None:
+        raise RuntimeError("a bug in the exhibit")
+
+    monkeypatch.setattr(LiveExhibit, "_make", breaks)
+    binding = Binding("127.0.0.1", 0, None, is_chosen=True)
+    assert play(tmp_path, Show(SilentView(), binding)).ending == "finished"
+    assert (tmp_path / "run" / "games.pgn").exists()
+
+
+def test_a_past_that_cannot_be_shown_keeps_no_run_from_going_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(self: Figures, *_: object, **__: object) -> None:
+        raise RuntimeError("a bug in figures")
+
+    monkeypatch.setattr(Figures, "__init__", breaks)
+    assert play(tmp_path, Show(SilentView())).ending == "finished"
+    monkeypatch.undo()
+    assert build(read(tmp_path / "run"))["matches"]["finished"] == 8
+
+
+def test_only_what_is_open_is_traced_again_after_a_resume(tmp_path: Path) -> None:
+    """Old forfeits became new spans at every resume."""
+    agent = 'mode = "free"\nmax_tokens = 8'
+    engine = '[[engines.main.faults]]\nkind = "garbage"\nprobability = 1.0'
+    play(tmp_path, Show(SilentView()), agent=agent, engine=engine)
+    held = read(tmp_path / "run")
+    assert all(row.termination == "forfeit" for row in held.matches)
+    _, rows = _taken_up(tmp_path / "run")
+    assert not [row for row in rows if isinstance(row, AttemptRow | MatchRow)]
 
 
 @pytest.fixture

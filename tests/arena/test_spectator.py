@@ -63,7 +63,7 @@ def test_a_run_is_watched_to_its_end_from_another_process(by: str, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1].startswith("the run is over")
     plies = len(read(tmp_path / "run").plies)
-    assert f"8 finished, 0 running, 0 suspended, 0 waiting · {plies} plies" in done.stderr
+    assert f"8 finished, 0 running, 0 suspended, 0 to come · {plies} plies" in done.stderr
 
 
 def test_a_run_that_was_left_says_how_to_go_on(tmp_path: Path) -> None:

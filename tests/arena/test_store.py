@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -400,3 +401,31 @@ def test_a_process_killed_at_any_moment_leaves_every_committed_ply(
     plies = [row.ply for row in read(folder).plies]
     assert plies == list(range(len(plies)))
     assert len(plies) > seen
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A folder, and a place where it can be seen and not written to, by this machine's leave."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "seen").mkdir()
+    place = str(tmp_path / "seen")
+    commands = (
+        ["mount", "--bind", str(tmp_path / "kept"), place],
+        ["mount", "-o", "remount,bind,ro", place],
+    )
+    mounted = [subprocess.run(c, capture_output=True, check=False).returncode for c in commands]
+    try:
+        if any(mounted):
+            pytest.skip("nothing can be mounted here")
+        yield tmp_path
+    finally:
+        if not mounted[0]:
+            subprocess.run(["umount", place], check=True)
+
+
+async def test_a_run_on_a_read_only_medium_is_read(read_only: Path) -> None:
+    """SQLite cannot make the files there that it shares such a database by."""
+    store = Store.create(read_only / "kept", RUN, [])
+    await store.close()
+    assert not (read_only / "kept" / "run.db-wal").exists()
+    assert read(read_only / "seen").run == RUN

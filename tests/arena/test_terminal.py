@@ -336,7 +336,7 @@ def test_without_colour_no_word_is_lost(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_plain_line_is_one_line() -> None:
     line = plain_line(healthy())
     assert "\n" not in line
-    assert "2 finished, 4 running, 1 suspended, 1 waiting" in line
+    assert "2 finished, 4 running, 1 suspended, 1 to come" in line
     assert "slowest smol-cold p50 155 p95 310 ms" in line
     assert "main: 16.0 requests a step" in line
     assert "illegal 2" in line

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from serving.remedies import EngineFacts
 from serving.saturation import (
     SIGNALS,
-    EngineFacts,
     SaturationConfig,
     Verdict,
     assess,

@@ -507,15 +507,17 @@ export class Histogram extends Figure {
     layout.hovermode = "closest";
     layout.margin.t = 20;
     if (slo !== null) {
-      layout.shapes.push({
-        type: "line",
-        yref: "paper",
-        y0: 0,
-        y1: 1,
-        x0: slo,
-        x1: slo,
-        line: { color: paint.limit, width: 1.5, dash: "dash" },
-      });
+      const isBeyond = slo > this.#counts.length;
+      if (!isBeyond)
+        layout.shapes.push({
+          type: "line",
+          yref: "paper",
+          y0: 0,
+          y1: 1,
+          x0: slo,
+          x1: slo,
+          line: { color: paint.limit, width: 1.5, dash: "dash" },
+        });
       layout.annotations.push({
         yref: "paper",
         y: 1,
@@ -523,7 +525,7 @@ export class Histogram extends Figure {
         xanchor: slo > right / 2 ? "right" : "left",
         yanchor: "bottom",
         showarrow: false,
-        text: ` SLO ${whole(this.#slo)} ms `,
+        text: isBeyond ? `SLO ${whole(this.#slo)} ms, beyond this chart` : ` SLO ${whole(this.#slo)} ms `,
       });
     }
     const bars = {

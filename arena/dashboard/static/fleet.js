@@ -33,7 +33,7 @@ const TOTALS = [
   [
     "moves",
     "Moves a second",
-    ({ fleet }) => tenths(fleet.recent_moves_per_s ?? fleet.moves_per_s),
+    ({ fleet, isEnded }) => tenths((isEnded ? null : fleet.recent_moves_per_s) ?? fleet.moves_per_s),
     ({ fleet }) => `${tenths(fleet.moves_per_s)} over the run`,
   ],
   [
@@ -109,17 +109,17 @@ class Totals {
 
 /** Is the engine saturating, why, and what helps, cheapest first. */
 class VerdictPanel {
+  #eyebrow = el("p", { class: "eyebrow" });
   #title = el("h3", { "data-testid": "verdict-title" });
   #detail = el("p", { class: "verdict-detail" });
   #remedies = el("ol", { class: "remedies", "data-testid": "remedies" });
   #shown = null;
 
-  constructor(isStatic) {
-    const eyebrow = el("p", { class: "eyebrow" }, isStatic ? "Saturation over the run" : "Saturation now");
+  constructor() {
     this.element = el(
       "section",
       { class: "verdict", "data-testid": "verdict", "aria-label": "Saturation" },
-      eyebrow,
+      this.#eyebrow,
       this.#title,
       this.#detail,
       this.#remedies,
@@ -128,6 +128,7 @@ class VerdictPanel {
 
   update(state) {
     const { verdict } = state;
+    setText(this.#eyebrow, state.isEnded ? "Saturation over the run" : "Saturation now");
     const isAlarm = verdict !== null && verdict !== undefined;
     this.element.classList.toggle("alarm", isAlarm);
     const title = isAlarm ? verdictTitle(verdict, state.engines) : this.#calm(state);
@@ -225,7 +226,7 @@ class EnginePanel {
   update(state, engine, range) {
     setText(this.#version, `${engine.kind} ${engine.version ?? ""}`);
     for (const [index, [, text]] of ENGINE_FIGURES.entries()) setText(this.#figures[index][1], text(engine));
-    const now = this.#now(state);
+    const now = state.fleet.now_s;
     const window = { live: LIVE_WINDOW_S, hour: HOUR_S, all: Infinity }[range];
     const earliest = Math.max(0, now - window);
     const buckets = this.#buckets(state, now - earliest, range);
@@ -237,12 +238,6 @@ class EnginePanel {
 
   paint() {
     for (const chart of this.#charts) chart.paint(true);
-  }
-
-  /** Run time; the elapsed time of the fleet counts from its first match only. */
-  #now(state) {
-    const last = state.telemetry.get(this.#name)?.at(-1);
-    return Math.max(state.fleet.elapsed_s ?? 0, last ? last.at + last.span_s : 0);
   }
 
   /** Buckets from the frames while they reach back far enough, else those the arena kept. */
@@ -284,7 +279,7 @@ export class FleetView {
 
   constructor(root, page) {
     this.#page = page;
-    this.#verdict = new VerdictPanel(page.source.isStatic);
+    this.#verdict = new VerdictPanel();
     this.#range = page.source.isStatic ? "all" : "live";
     const choose = (range) => {
       this.#range = range;

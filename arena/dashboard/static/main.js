@@ -105,8 +105,8 @@ class Connection {
       return `Nobody plays this run now: ${matches} left. “arena resume” goes on with it.`;
     }
     if (this.#kind === "busy")
-      return `The arena shows itself to as many pages as it can. ${last}trying again.`;
-    if (this.#kind === "lost") return `Connection lost. ${last}trying again.`;
+      return `The arena shows itself to as many pages as it can. ${last}Trying again.`;
+    if (this.#kind === "lost") return `Connection lost. ${last}Trying again.`;
     if (this.#kind === "live" && age > STALE_MS)
       return `Nothing new from the arena for ${shortTime(age / 1000)}.`;
     return "";

@@ -175,7 +175,7 @@ export class MatchView {
       this.#isFollowing = !this.#page.source.isStatic;
       this.#say("Loading the match…");
     }
-    this.#parts?.bar.append(this.#page.labelChoice);
+    if (this.#parts) this.#offerLabels(this.#parts.bar, this.#detail.game);
     this.#load();
   }
 
@@ -188,7 +188,8 @@ export class MatchView {
     if (this.#parts && this.#detail) this.#showPlayers();
     if (this.#detail?.state === "finished" && !changes.isFull) return;
     const isOnPage = this.#page.state.boards.has(this.#id);
-    if (changes.isFull || changes.boards.has(this.#id)) this.#reload(RELOAD_MS);
+    if (this.#page.state.isEnded) this.#load();
+    else if (changes.isFull || changes.boards.has(this.#id)) this.#reload(RELOAD_MS);
     else if (!isOnPage) this.#reload(POLL_MS);
   }
 
@@ -273,8 +274,9 @@ export class MatchView {
       el("span", { class: "muted" }, " v "),
       named(detail.second),
     );
-    const facts = [...new Set([detail.label ?? detail.game, detail.ruleset, detail.opening])].filter(Boolean);
-    parts.bar.append(el("p", { class: "muted" }, facts.join(" · ")), this.#page.labelChoice);
+    const facts = [...new Set([detail.label ?? detail.game, detail.opening])].filter(Boolean);
+    parts.bar.append(el("p", { class: "muted" }, facts.join(" · ")));
+    this.#offerLabels(parts.bar, detail.game);
     parts.frame = el("div", { class: "board-frame large" }, parts.board.element);
     const controls = el(
       "div",
@@ -301,6 +303,10 @@ export class MatchView {
     );
     title.focus({ preventScroll: true });
     return parts;
+  }
+
+  #offerLabels(bar, game) {
+    if (this.#page.drawings.drawing(game)?.labels.length > 1) bar.append(this.#page.labelChoice);
   }
 
   #controls() {
@@ -368,14 +374,15 @@ export class MatchView {
     const board = live && live.ply >= detail.plies.length ? live : detail;
     for (const side of [0, 1]) {
       const name = `${side === 0 ? detail.first : detail.second} (${sides[side]})`;
-      players[side].update(name, ...playerTexts(board, side, this.#page.state.fleet?.elapsed_s));
+      players[side].update(name, ...playerTexts(board, side, this.#page.state.fleet?.now_s));
     }
   }
 
   #showState() {
     const { state, winner, termination, detail, scores, first, second } = this.#detail;
     const { won, score } = outcome(first, second, winner);
-    let text = state === "suspended" ? "Suspended: the engine is away and the clocks stand still." : "";
+    const reason = detail ?? "its engine is away";
+    let text = state === "suspended" ? `Suspended, the clocks stand still: ${reason}.` : "";
     if (state === "scheduled") text = "Not begun yet.";
     if (state === "finished") {
       text = [

@@ -44,7 +44,7 @@ export class PlayerLine {
 }
 
 /** What a side's line says: [mark, time], and of a finished match [result, points]. */
-export function playerTexts(board, side, elapsed) {
+export function playerTexts(board, side, now) {
   if (board.state === "finished")
     return [
       outcome("", "", board.winner).score.split("–")[side],
@@ -54,7 +54,7 @@ export function playerTexts(board, side, elapsed) {
   const left = board.clock_left_s?.[side];
   if (isKnown(left)) return [isTurn ? "●" : "", shortTime(left)];
   const since = board.thinking_since_s;
-  const time = isTurn && isKnown(since) && isKnown(elapsed) ? shortTime(elapsed - since) : "";
+  const time = isTurn && isKnown(since) && isKnown(now) ? shortTime(Math.max(now - since, 0)) : "";
   return [isTurn ? "●" : "", time];
 }
 
@@ -105,10 +105,10 @@ class Card {
   }
 
   /** Brings the picture up to date; call it for cards in view. */
-  draw(elapsed) {
+  draw(now) {
     const board = this.data;
     const names = [board.first, board.second];
-    for (const side of [0, 1]) this.#players[side].update(names[side], ...playerTexts(board, side, elapsed));
+    for (const side of [0, 1]) this.#players[side].update(names[side], ...playerTexts(board, side, now));
     if (!this.#isStale) return;
     this.#isStale = false;
     this.#board.show(board.fen, board.move);
@@ -158,7 +158,7 @@ class Grid {
       if (!boards.has(id) && this.#cards.has(id)) places.push(this.#cards.get(id).element);
     for (const id of ids) if (boards.has(id)) this.#set(boards.get(id), places);
     for (const id of ids) if (!boards.has(id)) this.#remove(id);
-    for (const card of this.#cards.values()) if (card.isSeen) card.draw(fleet?.elapsed_s);
+    for (const card of this.#cards.values()) if (card.isSeen) card.draw(fleet?.now_s);
   }
 
   /** Shows the cards that fit; returns how many. */
@@ -199,7 +199,7 @@ class Grid {
     for (const { target, isIntersecting } of entries) {
       const card = this.#nodes.get(target);
       card.isSeen = isIntersecting;
-      if (isIntersecting) card.draw(this.#page.state.fleet?.elapsed_s);
+      if (isIntersecting) card.draw(this.#page.state.fleet?.now_s);
     }
   }
 }
@@ -236,13 +236,15 @@ const RESULT_HEADINGS = ["Match", "Result", "How it ended", "Game", "Plies", "Op
 
 /** Finished matches, newest first, page by page. */
 class Results {
+  /** The last answer is missing: it was not asked for yet, or did not come. */
+  isStale = true;
   #page;
   #offset = 0;
   #total = 0;
   #askedAt = -Infinity;
   #timer = null;
   #body = el("tbody");
-  #empty = el("p", { class: "empty" }, "No match has finished yet.");
+  #empty = el("p", { class: "empty", hidden: "" }, "No match has finished yet.");
   #frame;
   #pager = new Pager("Pages of finished matches", "Newer", "Older", (step) => this.#turn(step));
 
@@ -276,9 +278,9 @@ class Results {
     );
   }
 
-  /** Asks the source again, at most every two seconds. */
-  refresh() {
-    const wait = this.#askedAt + RESULTS_MS - performance.now();
+  /** Asks the source again, at most every two seconds; at once when it will soon answer no more. */
+  refresh(isLast) {
+    const wait = isLast ? 0 : this.#askedAt + RESULTS_MS - performance.now();
     if (wait > 0) {
       this.#timer ??= setTimeout(() => this.#ask(), wait);
     } else {
@@ -295,9 +297,12 @@ class Results {
     clearTimeout(this.#timer);
     this.#timer = null;
     this.#askedAt = performance.now();
+    this.isStale = false;
     const offset = this.#offset;
     const answer = await this.#page.source.results(offset, RESULTS_A_PAGE).catch(() => null);
-    if (!answer || offset !== this.#offset) return;
+    if (offset !== this.#offset) return;
+    this.isStale = answer === null;
+    if (this.isStale) return;
     this.#total = answer.total;
     this.#body.replaceChildren(...answer.results.map((result) => this.#row(result)));
     setHidden(this.#empty, this.#total > 0);
@@ -357,7 +362,6 @@ export class MatchesView {
   #count = el("span", { class: "muted", "data-testid": "board-count" });
   #empty = el("p", { class: "empty", "data-testid": "no-boards" });
   #pager = new Pager("Pages of boards", "Previous", "Next", (step) => this.#turn(step));
-  #wantsResults = true;
 
   constructor(root, page) {
     this.#page = page;
@@ -388,8 +392,7 @@ export class MatchesView {
     this.#filter();
     const { page, pages } = state.pages;
     this.#pager.update(page, pages, `page ${page + 1} of ${pages}`);
-    if (changes.hasResults || this.#wantsResults) this.#results.refresh();
-    this.#wantsResults = false;
+    if (changes.hasResults || this.#results.isStale || state.isEnded) this.#results.refresh(state.isEnded);
   }
 
   /** Puts the focus on the match that was open before. */

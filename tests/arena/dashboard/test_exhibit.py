@@ -74,6 +74,8 @@ class Client:
         self.start()
 
     def start(self) -> None:
+        """As the server does: from the nearest page that there is."""
+        self.page = self.exhibit.nearest(self.page)
         self._take(*self.exhibit.full(self.page))
 
     def turn(self, page: int) -> None:
@@ -256,19 +258,29 @@ def test_frames_kept_are_few_and_who_lags_behind_them_starts_anew() -> None:
 
 
 @pytest.mark.parametrize("page", [1, 7, 10_000])
-def test_a_page_that_does_not_exist_is_empty_and_waits_like_any_other(page: int) -> None:
-    """It was sent full frames as fast as it could take them."""
+def test_the_last_page_stands_for_one_that_does_not_exist(page: int) -> None:
+    """It was empty, and was sent whole again with every frame."""
     with showing(waiting(0)) as show:
         show.look(running(0))
         client = Client(show.exhibit, page)
-        assert client.state["boards"] == {}
-        assert client.state["pages"] == {"page": page, "pages": 1, "boards": 1}
-        assert show.exhibit.since(page, client.seq) == []
-        assert show.exhibit._pages == {}  # nor can pages that are made up fill the memory
+        assert set(client.state["boards"]) == {"m000"}
+        assert client.state["pages"] == {"page": 0, "pages": 1, "boards": 1}
+        assert set(show.exhibit._pages) == {0}  # pages that are made up do not fill the memory
         show.look(move(0, 0, 2.0))
-        assert show.exhibit.since(page, client.seq) is None
         client.sync()
+        assert client.seen  # a delta
         assert client.same() == Client(show.exhibit, page).same()
+
+
+def test_whoever_looks_at_a_page_that_goes_is_shown_the_last_one() -> None:
+    with showing(waiting(0, 1), boards_a_page=1) as show:
+        show.look(running(0), running(1))
+        client = Client(show.exhibit, 1)
+        assert set(client.state["boards"]) == {"m001"}
+        show.look(running(1, state="scheduled"))
+        client.sync()
+        assert client.page == 0
+        assert set(client.state["boards"]) == {"m000"}
 
 
 def test_a_seq_that_is_not_known_gives_no_frames() -> None:

@@ -59,6 +59,9 @@ class Script:
         self._news = asyncio.Event()
         return self._seq
 
+    def nearest(self, page: int) -> int:
+        return page
+
     def full(self, page: int) -> tuple[int, bytes]:
         self.asked.append(("full", page))
         return self._seq, self._frame(full=True)
