@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_validate,
         _add_report,
         _add_bench,
+        _add_fake_server,
         _add_others,
     ):
         add(commands)
@@ -150,6 +151,17 @@ def _add_others(commands: Any) -> None:
         required=True, metavar="WHAT"
     )
     about.add_parser("reference", help="every section and key").set_defaults(command="reference")
+
+
+def _add_fake_server(commands: Any) -> None:
+    fake = commands.add_parser(
+        "fake-server", help="an OpenAI-compatible server with no model, for tests and rehearsals"
+    )
+    fake.add_argument("config", type=Path, nargs="?", help="a TOML file; omitted: the defaults")
+    _add_set(fake)
+    fake.add_argument("--host", default="127.0.0.1")
+    fake.add_argument("--port", type=int, default=0, help="0: any free one")
+    fake.set_defaults(command="fake_server")
 
 
 def _add_set(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from arena.dashboard.server import DashboardError
 from arena.show import Show
 from arena.store import StoreError
 from arena.tracing import check_installed
+from serving.fake_server import serve
 
 OK, CHECK_FAILED, USAGE, ENGINE_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -134,6 +135,18 @@ def _report(parsed: argparse.Namespace) -> int:
     return OK
 
 
+def _fake_server(parsed: argparse.Namespace) -> int:
+    config = configs.load_fake_server(parsed.config, parsed.set)
+    try:
+        runner.run_loop(serve(config, parsed.host, parsed.port, lambda url: print(url, flush=True)))
+    except OSError as error:
+        raise ConfigError(
+            f"--port: {parsed.host}:{parsed.port} cannot be listened on ({error.strerror}); "
+            "name another"
+        ) from None
+    return OK
+
+
 def _bench_games(parsed: argparse.Namespace) -> int:
     return _show_bench(bench.games(), parsed)
 
@@ -202,6 +215,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
         "watch": _watch,
         "validate": _validate,
         "report": _report,
+        "fake_server": _fake_server,
         "bench_games": _bench_games,
         "bench_overhead": _bench_overhead,
         "bench_pace": _bench_pace,

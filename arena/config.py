@@ -13,7 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from agents import AGENT_KINDS, LlmConfig, parse_agent_config
 from games import Game, Start, load_game, split_game
-from serving import ENGINE_KINDS, EngineConfig, SaturationConfig, parse_engine_config
+from serving import (
+    ENGINE_KINDS,
+    EngineConfig,
+    FakeConfig,
+    SaturationConfig,
+    parse_engine_config,
+)
 
 MAX_MATCHES = 200_000
 
@@ -255,6 +261,25 @@ def openings_of(config: RunConfig, game: Game, ruleset: str) -> tuple[Start, ...
 
 def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The config in a TOML file, with `key=value` overrides; ConfigError says what is wrong."""
+    data = _read_toml(path, overrides)
+    try:
+        return parse(data, path.parent)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def load_fake_server(path: Path | None, overrides: Sequence[str]) -> FakeConfig:
+    """The fake server's config; ConfigError says what is wrong."""
+    data = {} if path is None else _read_toml(path, ())
+    for override in overrides:
+        _override(data, override)
+    try:
+        return FakeConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, "")) from None
+
+
+def _read_toml(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -267,10 +292,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{str(path)!r}: cannot be read ({error}); name a TOML file") from None
     for override in overrides:
         _override(data, override)
-    try:
-        return parse(data, path.parent)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    return data
 
 
 def parse(data: Mapping[str, Any], folder: Path = Path()) -> RunConfig:
@@ -396,7 +418,8 @@ def _known_keys(error: ValidationError, loc: tuple[int | str, ...]) -> list[str]
 def _known_kinds() -> tuple[type[BaseModel], ...]:
     """The config classes of every engine and agent kind."""
     engines = [kind.config_class for kind in ENGINE_KINDS.values()]
-    return (*engines, *(kind.config for kind in AGENT_KINDS.values()))
+    agents = [kind.config for kind in AGENT_KINDS.values()]
+    return (*engines, *agents, FakeConfig)
 
 
 def _inline_prompts(prompts: Mapping[str, PromptSection], folder: Path) -> dict[str, PromptSection]:

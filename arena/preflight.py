@@ -1,7 +1,7 @@
 """All that can be known before an engine starts, and what a run will ask for."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,14 @@ from agents import AgentContext, LlmAgent, LlmConfig, build_agent, check_agent
 from arena import schedule
 from arena.config import ConfigError, RunConfig
 from arena.schedule import MatchSpec
-from serving import Engine, VllmConfig, build_engine, check_engine, local_directory
+from serving import (
+    Engine,
+    LlamaServerConfig,
+    VllmConfig,
+    build_engine,
+    check_engine,
+    local_directory,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,7 @@ def check(config: RunConfig) -> tuple[tuple[MatchSpec, ...], Forecast]:
     for index, agent in enumerate(config.agents):
         if ":" in agent.kind:
             _check_own_agent(config, index)
-    notes = _check_contexts_at_rest(config)
+    notes = (*_slot_notes(config), *_check_contexts_at_rest(config))
     return specs, _forecast(config, len(specs), notes)
 
 
@@ -118,6 +125,19 @@ def _check_memory(config: RunConfig) -> None:
             raise ConfigError(
                 f"engines.{name}.kv_cache_bytes: is missing; with {len(embedded)} embedded engines "
                 'say how much each may take, such as "1GiB"'
+            )
+
+
+def _slot_notes(config: RunConfig) -> Iterator[str]:
+    """llama.cpp keeps a match's transcript in a slot of its own, and slots share nothing."""
+    matches = config.tournament.parallel_matches
+    for name in config.used_engines():
+        engine = config.engine(name)
+        if isinstance(engine, LlamaServerConfig) and engine.slots < matches:
+            yield (
+                f"engines.{name}.max_concurrent: {engine.slots} slots for {matches} matches at "
+                "once, so matches take each other's cache; as many slots as matches cost memory "
+                "and win prefix hits"
             )
 
 

@@ -66,7 +66,9 @@ async def start(config: RunConfig, folder: Path, show: Show, *, replace: bool) -
     store.check_free(folder, replace=replace)
     await show.check()
     show.view.announce("checking the config and the model")
-    specs, _ = await asyncio.to_thread(preflight.check, config)
+    specs, forecast = await asyncio.to_thread(preflight.check, config)
+    for note in forecast.notes:
+        show.view.announce(f"note: {note}")
     plan = tournament.new_plan(config, specs)
     created = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     run = RunRow(

@@ -282,10 +282,24 @@ async def _record_engine(name: str, engine: Engine, store: Store, progress: Prog
 
 async def _record_telemetry(engines: Iterable[Limited], store: Store) -> None:
     """Store what the engines' meters have closed, once a second."""
+    told = dict.fromkeys(engines, 0)
     while True:
         await asyncio.sleep(_METER_PERIOD_S)
-        for engine in engines:
+        for engine in told:
             _store_buckets(engine, store)
+            changes = engine.admission_history
+            for change in changes[told[engine] :]:
+                store.event(
+                    "admission_cap",
+                    {
+                        "engine": engine.name,
+                        "at": store.clock.of(change.at),
+                        "cap": change.cap,
+                        "why": change.why,
+                        "rate": change.rate,
+                    },
+                )
+            told[engine] = len(changes)
 
 
 def _store_buckets(engine: Limited, store: Store, *, final: bool = False) -> None:

@@ -25,7 +25,9 @@ from serving.engine import (
     TokenPrompt,
     Usage,
 )
+from serving.fake_model import FakeConfig
 from serving.limits import Limited, is_recordable
+from serving.llama_server import LlamaServerConfig
 from serving.models import ResolvedModel, local_directory, resolve
 from serving.process import end_survivors
 from serving.registry import (
@@ -66,9 +68,11 @@ __all__ = [
     "EngineStalled",
     "EngineStart",
     "EngineUnavailable",
+    "FakeConfig",
     "Finish",
     "HasMetrics",
     "Limited",
+    "LlamaServerConfig",
     "MalformedReply",
     "Meter",
     "ModelTemplate",

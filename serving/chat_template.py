@@ -7,9 +7,9 @@ from serving.models import local_directory
 from serving.template import (
     ModelTemplate,
     TemplateError,
-    _system_text,
-    _user_text,
     load_template,
+    system_text,
+    user_text_of,
 )
 
 MESSAGE_TOKENS = 16
@@ -31,8 +31,8 @@ class MessagesTemplate:
         """The two messages; one more move only adds to the end of the second."""
         return ChatPrompt(
             (
-                ("system", _system_text(parts.system, parts.persona)),
-                ("user", _user_text(parts)),
+                ("system", system_text(parts.system, parts.persona)),
+                ("user", user_text_of(parts)),
             )
         )
 

@@ -75,7 +75,8 @@ def build_engine(
 ) -> Limited:
     """The engine, not started, behind its concurrency limit and bounded queue."""
     start = EngineStart(name, log_dir, stall_seconds, restart_limit)
-    return Limited(engine_kind(config.kind).build(start, config))
+    engine = engine_kind(config.kind).build(start, config)
+    return Limited(engine, slo_s=config.slo_seconds if config.adaptive else None)
 
 
 def _own_class(config: OwnEngineConfig) -> Any:

@@ -142,7 +142,7 @@ class ModelTemplate:
 
     def text(self, parts: PromptParts) -> str:
         """The prompt as the chat template itself renders it."""
-        return self._chat.user_text(_system_text(parts.system, parts.persona), _user_text(parts))
+        return self._chat.user_text(system_text(parts.system, parts.persona), user_text_of(parts))
 
     def check(self, parts: PromptParts) -> str | None:
         """None if the chat template's own rendering grows only at the end and equals `render`."""
@@ -193,7 +193,7 @@ class ModelTemplate:
             self._body_tokens -= len(self._bodies.pop(oldest))
 
     def _add_head(self, key: _HeadKey) -> _Head:
-        system, lead = _system_text(key[0], key[1]), key[2].strip()
+        system, lead = system_text(key[0], key[1]), key[2].strip()
         head_text, mark, tail_text = self._chat.user_text(system, lead + _MARK).partition(_MARK)
         if not mark or _MARK in tail_text or lead not in head_text:
             raise TemplateError("the chat template does not keep the user's message as it is")
@@ -286,11 +286,11 @@ def _read_json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _system_text(system: str, persona: str) -> str:
+def system_text(system: str, persona: str) -> str:
     return f"{system.strip()}\n\n{persona.strip()}" if persona.strip() else system.strip()
 
 
-def _user_text(parts: PromptParts) -> str:
+def user_text_of(parts: PromptParts) -> str:
     moves = "".join(f" {move}" for move in parts.moves)
     note = f"\n{parts.tail_note.strip()}" if parts.tail_note else ""
     return f"{parts.lead.strip()}{moves}{note}"

@@ -5,7 +5,14 @@ from collections.abc import Iterator
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
-EVERY_PLY = ["agents", "arena.pace", "serving.limits", "serving.scripted", "serving.template"]
+EVERY_PLY = [
+    "agents",
+    "arena.pace",
+    "serving.adaptive",
+    "serving.limits",
+    "serving.scripted",
+    "serving.template",
+]
 """What runs for every ply. Starts, ends and faults may write a line of a log."""
 
 

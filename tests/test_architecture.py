@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Files, or folders with a slash at the end.
 HOMES = {
-    "aiohttp": ("serving/http_engine.py", "serving/fake_server.py", "arena/dashboard/"),
+    "aiohttp": ("serving/http_client.py", "serving/fake_server.py", "arena/dashboard/"),
     "chess": ("games/chess.py",),
     "gguf": ("serving/models.py", "serving/model_files.py"),
     "huggingface_hub": ("serving/models.py", "serving/model_files.py"),
