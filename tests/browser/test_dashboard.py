@@ -54,8 +54,8 @@ def get(url: str) -> Any:
 
 
 def cards(page: Page, game: str = "") -> Locator:
-    """Boards of the grid."""
-    link = page.locator(f'a[aria-label*=" {game}"]')
+    """Boards of the grid, without the games that end at once."""
+    link = page.locator(f'a[aria-label*=" {game}"]:not([aria-label*="img"])')
     return page.get_by_test_id("card").filter(has=link)
 
 
@@ -141,7 +141,7 @@ def test_charts_have_data_and_go_on(arena: Arena, visitor: Visitor) -> None:
     end = plot.evaluate("({ data }) => data[0].x.at(-2)")
     page.wait_for_function("([plot, end]) => plot.data[0].x.at(-2) > end", arg=[handle(plot), end])
     expect(page.get_by_test_id("total-finished")).to_have_text(re.compile(r"^\d+ of 12$"))
-    expect(page.get_by_test_id("verdict-title")).to_contain_text("saturation")
+    expect(page.get_by_test_id("verdict-title")).to_have_text(re.compile(r"^[✓⚠] \w"))
     picture(page, "fleet-light")
 
 
@@ -161,9 +161,14 @@ def rows(page: Page) -> Locator:
     return page.get_by_test_id("agent")
 
 
-def column(page: Page, index: int) -> list[str]:
-    """Texts of a column of the agents table."""
-    return rows(page).locator(f":nth-child({index})").all_inner_texts()
+SORT = """
+button => {
+  button.click();
+  const rows = [...document.querySelectorAll("[data-testid=agent]")];
+  return rows.map((row) => Number(row.children[3].textContent));
+}
+"""
+"""Sorts the agents; returns their moves before a frame can change them."""
 
 
 def test_agents_can_be_sorted_and_filtered(arena: Arena, visitor: Visitor) -> None:
@@ -171,15 +176,14 @@ def test_agents_can_be_sorted_and_filtered(arena: Arena, visitor: Visitor) -> No
     expect(rows(page)).to_have_count(6)
     heading = page.get_by_test_id("sort-moves")
     for order in ("descending", "ascending"):
-        heading.get_by_role("button").click()
+        moves = heading.get_by_role("button").evaluate(SORT)
         expect(heading).to_have_attribute("aria-sort", order)
-        moves = [int(text) for text in column(page, 4)]
         assert len(set(moves)) > 1
         assert moves == sorted(moves, reverse=order == "descending")
     page.get_by_label("Filter").fill("dice")
     expect(rows(page)).to_have_count(2)
     expect(page.get_by_test_id("agent-count")).to_have_text("2 of 6")
-    assert set(column(page, 1)) == {"dice"}
+    assert rows(page).get_by_role("button").all_inner_texts() == ["dice", "dice"]
     picture(page, "agents-light")
 
 
@@ -358,15 +362,14 @@ def test_a_match_is_opened_stepped_through_and_left_by_keys_alone(
 
 def test_nothing_is_wider_than_a_telephone(arena: Arena, visitor: Visitor) -> None:
     page = visitor.page(width=390, height=844, color_scheme="dark")
-    finished = get(f"{arena.url}api/matches?limit=1")["results"][0]["match"]
-    for view in (*VIEWS, f"match={finished}"):
-        page.goto(f"{arena.url}#{view}")
-        name = view.partition("=")[0]
-        section = page.locator(f"#view-{name}")
-        expect(section).to_be_visible()
-        expect(section.locator("h2").first).to_be_visible()
+    for view in (*VIEWS, "match"):
+        if view == "match":
+            page.get_by_test_id("results").get_by_role("link").first.click()
+        else:
+            page.goto(f"{arena.url}#{view}")
+        expect(page.locator(f"#view-{view} h2").first).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        picture(page, f"{name}-narrow-dark")
+        picture(page, f"{view}-narrow-dark")
 
 
 LOOK = """

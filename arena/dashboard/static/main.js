@@ -97,7 +97,7 @@ class Connection {
 
   #banner() {
     const age = this.#updatedAt === null ? null : performance.now() - this.#updatedAt;
-    const last = age === null ? "" : `Last update ${Math.round(age / 1000)} s ago; `;
+    const last = age === null ? "" : `Last update ${Math.round(age / 1000)} s ago. `;
     if (this.#kind === "refused")
       return "The arena did not let this page in: the token is missing or wrong. Open the address that the arena printed when it started.";
     if (this.#kind === "left") {
