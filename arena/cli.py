@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_watch,
         _add_validate,
         _add_report,
+        _add_compare,
         _add_bench,
         _add_fake_server,
         _add_others,
@@ -122,6 +123,31 @@ def _add_report(commands: Any) -> None:
         "--html", type=Path, metavar="F", help="write one self-contained page with charts and games"
     )
     show.set_defaults(command="report")
+
+
+def _add_compare(commands: Any) -> None:
+    compare = commands.add_parser("compare", help="the same questions asked of several engines")
+    compare.add_argument("config", type=Path, help="a TOML file with the engines")
+    compare.add_argument(
+        "--engine", action="append", default=[], metavar="NAME", help="again for each; default: all"
+    )
+    _add_set(compare)
+    compare.add_argument("--seconds", type=float, default=10.0, help="of one cell")
+    compare.add_argument("--repeats", type=int, default=3)
+    compare.add_argument(
+        "--concurrency", type=int, nargs="+", default=[1, 4, 16], metavar="N", help="closed loops"
+    )
+    compare.add_argument(
+        "--workload", type=Path, metavar="F|DIR", help="a saved workload, or a run's folder"
+    )
+    compare.add_argument("--save-workload", type=Path, metavar="F")
+    compare.add_argument(
+        "--logs", type=Path, metavar="DIR", help="keep the engines' logs; default: thrown away"
+    )
+    form = compare.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object")
+    form.add_argument("--html", type=Path, metavar="F", help="write a page with charts")
+    compare.set_defaults(command="compare")
 
 
 def _add_bench(commands: Any) -> None:

@@ -1,14 +1,27 @@
 """What each `arena` command does. Each takes the parsed command line and returns an exit code."""
 
 import argparse
+import contextlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from arena import bench, page, preflight, report, runner, spectator, store, terminal
+from arena import (
+    bench,
+    compare,
+    compare_page,
+    page,
+    preflight,
+    report,
+    runner,
+    spectator,
+    store,
+    terminal,
+)
 from arena import config as configs
 from arena.config import ConfigError
 from arena.dashboard.guard import TOKEN_VARIABLE, Binding, parse_binding
@@ -135,6 +148,32 @@ def _report(parsed: argparse.Namespace) -> int:
     return OK
 
 
+def _compare(parsed: argparse.Namespace) -> int:
+    config = configs.load(parsed.config, parsed.set)
+    with contextlib.ExitStack() as stack:
+        logs = parsed.logs or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        options = compare.CompareOptions(
+            logs,
+            parsed.seconds,
+            parsed.repeats,
+            tuple(parsed.concurrency),
+            parsed.workload,
+            parsed.save_workload,
+        )
+        view = terminal.view_for("plain")
+        result = runner.run_loop(
+            compare.run(config, parsed.engine, options, announce=view.announce)
+        )
+    if parsed.html is not None:
+        compare_page.write(parsed.html, result)
+        print(f"written: {parsed.html}", file=sys.stderr)
+    elif parsed.json:
+        _print_json(result)
+    else:
+        terminal.print_compare(result, sys.stdout)
+    return OK
+
+
 def _fake_server(parsed: argparse.Namespace) -> int:
     config = configs.load_fake_server(parsed.config, parsed.set)
     try:
@@ -215,6 +254,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
         "watch": _watch,
         "validate": _validate,
         "report": _report,
+        "compare": _compare,
         "fake_server": _fake_server,
         "bench_games": _bench_games,
         "bench_overhead": _bench_overhead,

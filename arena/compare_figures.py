@@ -21,6 +21,8 @@ MIN_REPEATS = 3
 """With fewer nothing is said of a difference."""
 LATE_START_MS = 10.0
 """An open loop whose median question left later than this measured our own machine."""
+MANY_OVERLAPS = 0.02
+"""Share of an open loop's questions that left before their match's last was answered."""
 UNEVEN_PROMPTS = 0.1
 """Prompts whose mean length differs by more are told: the engines got to other plies."""
 
@@ -88,6 +90,8 @@ class EngineRecord:
     version: str | None = None
     start_s: list[float] = field(default_factory=list)
     """Seconds until it was ready, each time that it was started."""
+    restarts: int = 0
+    """Times that it died or stalled and was started again while it was measured."""
     forgets: bool = True
     """Its prefix cache was empty at the start of every cell."""
     failures: list[str] = field(default_factory=list)
@@ -206,29 +210,28 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 # between engines
 
-METRICS: Mapping[str, bool] = {
-    "moves_per_s": True,
-    "latency_p50_ms": False,
-    "latency_p95_ms": False,
+METRICS: Mapping[Loop, Mapping[str, bool]] = {
+    "closed": {"moves_per_s": True, "latency_p50_ms": False, "latency_p95_ms": False},
+    "open": {"slo_attainment": True, "latency_p50_ms": False, "latency_p95_ms": False},
 }
-"""What is compared, and whether more is better."""
+"""What is compared, and whether more is better. Moves a second of an open loop are those that were
+asked for, as long as an engine keeps up."""
 
 
 def differences(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Each pair of engines in each cell: the ratio of their medians, and whether it is more than
     what the repeats differ by.
 
-    `ratio_low` and `ratio_high` are the least and greatest ratio of any two of their repeats; a
-    difference is within the spread if 1 lies between them. None with fewer than three repeats.
+    `ratio_low` and `ratio_high` are the least and greatest ratio of any two of their repeats (None
+    where one of the second engine's is 0). A difference is within the spread if the two ranges
+    meet; that is None with fewer than three repeats.
     """
     rows = []
     for one, other in combinations(cells, 2):
-        if (one["loop"], one["concurrency"]) != (other["loop"], other["concurrency"]):
-            continue
-        for metric, more_is_better in METRICS.items():
-            row = _difference(one, other, metric, more_is_better)
-            if row is not None:
-                rows.append(row)
+        if (one["loop"], one["concurrency"]) == (other["loop"], other["concurrency"]):
+            for metric, more_is_better in METRICS[one["loop"]].items():
+                row = _difference(one, other, metric, more_is_better)
+                rows += [] if row is None else [row]
     return rows
 
 
@@ -236,21 +239,21 @@ def _difference(
     one: Mapping[str, Any], other: Mapping[str, Any], metric: str, more_is_better: bool
 ) -> dict[str, Any] | None:
     mine, theirs = _values(one, metric), _values(other, metric)
-    if not mine or not theirs or min(theirs) <= 0:
+    if not mine or not theirs:
         return None
-    low, high = min(mine) / max(theirs), max(mine) / min(theirs)
-    is_known = min(len(mine), len(theirs)) >= MIN_REPEATS
-    is_within = low <= 1 <= high if is_known else None
-    ratio = statistics.median(mine) / statistics.median(theirs)
-    better = one if (ratio > 1) == more_is_better else other
+    can_divide = min(theirs) > 0
+    is_within = None
+    if min(len(mine), len(theirs)) >= MIN_REPEATS:
+        is_within = min(mine) <= max(theirs) and min(theirs) <= max(mine)
+    better = one if (min(mine) > max(theirs)) == more_is_better else other
     return {
         "loop": one["loop"],
         "concurrency": one["concurrency"],
         "metric": metric,
         "engines": [one["engine"], other["engine"]],
-        "ratio": ratio,
-        "ratio_low": low,
-        "ratio_high": high,
+        "ratio": statistics.median(mine) / statistics.median(theirs) if can_divide else None,
+        "ratio_low": min(mine) / max(theirs) if can_divide else None,
+        "ratio_high": max(mine) / min(theirs) if can_divide else None,
         "is_within_spread": is_within,
         "better": better["engine"] if is_within is False else None,
     }
@@ -316,7 +319,7 @@ def unequal(
 def _uneven_prompts(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     by_cell: dict[Cell, dict[str, float]] = {}
     for row in cells:
-        if row["prompt_tokens_per_move"] is not None:
+        if row["loop"] == "closed" and row["prompt_tokens_per_move"] is not None:
             cell = Cell(row["loop"], row["concurrency"])
             by_cell.setdefault(cell, {})[row["engine"]] = round(row["prompt_tokens_per_move"], 1)
     return [
@@ -334,11 +337,19 @@ def notes(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """What a reader must know of single cells."""
     told = []
     for row in cells:
-        lag = row["schedule_lag_ms"]["p50"]
-        if row["loop"] == "open" and lag is not None and lag > LATE_START_MS:
+        if row["loop"] == "closed":
+            continue
+        where, lag = f"{row['engine']}, open loop", row["schedule_lag_ms"]["p50"]
+        if lag is not None and lag > LATE_START_MS:
             told.append(
-                f"{row['engine']}, open loop: the median question left {lag:.0f} ms after it was "
-                "due, so this machine and not the engine was the limit"
+                f"{where}: the median question left {lag:.0f} ms after it was due, so this machine "
+                "and not the engine was the limit"
+            )
+        if row["overlapping"] > MANY_OVERLAPS * row["offered"]:
+            told.append(
+                f"{where}: {row['overlapping']} of {row['offered']} questions left before their "
+                "match's last was answered, as clocks demand; an engine with a cache a slot then "
+                "computes a match in two"
             )
     return told
 

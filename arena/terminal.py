@@ -13,7 +13,7 @@ import shutil
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -26,6 +26,15 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from arena.compare_text import (
+    CELL_HEADINGS,
+    agreement_text,
+    cell_texts,
+    difference_texts,
+    engine_text,
+    summary_text,
+    unequal_text,
+)
 from games.escaping import one_line, result_mark
 
 REFRESH_S = 0.25
@@ -564,7 +573,7 @@ def _verdict_report(verdict: Mapping[str, Any]) -> list[Text]:
     ]
 
 
-def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+def _table(title: str, *columns: str, right: Collection[str] = ()) -> Table:
     heading = Text(_safe(title), style="table.title")
     table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
@@ -718,3 +727,48 @@ def _tree_lines(value: Mapping[str, Any], indent: str = "") -> list[str]:
 def let_go_of_stdout() -> None:
     """The reader of our output has left: Python must not complain when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+_SPEED = ("asked", "engine", *CELL_HEADINGS[2:8], "in time", "failures")
+_COST = ("asked", "engine", *CELL_HEADINGS[8:13])
+"""Columns of a comparison: how fast, and by what."""
+
+
+def print_compare(result: Mapping[str, Any], out: TextIO) -> None:
+    """A comparison of engines as tables and lines."""
+    page = io.StringIO()  # rich would end the process where a pipe breaks
+    is_terminal = out.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else 120
+    console = Console(file=page, highlight=False, width=width, force_terminal=is_terminal)
+    console.print(Text.assemble((_safe(result["name"]), "bold"), ": ", summary_text(result)))
+    failures = [text for engine in result["engines"] for text in engine["failures"]]
+    rows = list(map(cell_texts, result["cells"]))
+    _print_lines(console, "Engines", map(engine_text, result["engines"]))
+    _print_lines(console, "What kept cells from being measured", failures)
+    _print_lines(console, "Not equal", map(unequal_text, result["unequal"]))
+    _print_lines(console, "Notes", result["notes"])
+    for title, columns in (("How fast", _SPEED), ("By what", _COST)):
+        console.print()
+        console.print(_compare_table(title, columns, rows))
+    _print_lines(console, "Differences", difference_texts(result["differences"]))
+    alike = map(agreement_text, result["agreement"]["pairs"])
+    _print_lines(console, "Greedy answers alike", alike)
+    out.write(page.getvalue())
+
+
+def _compare_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = _table(title, *columns, right=set(columns) - {"asked", "engine", "failures"})
+    for row in rows:
+        by_name = dict(zip(CELL_HEADINGS, row, strict=True))
+        table.add_row(*(Text(_safe(by_name[column])) for column in columns))
+    return table
+
+
+def _print_lines(console: Console, title: str, lines: Iterable[str]) -> None:
+    """A title and its lines; nothing where there are none."""
+    shown = list(map(_safe, lines))
+    if shown:
+        console.print()
+        console.print(Text(title, style="bold"))
+        for line in shown:
+            console.print(Text(line))

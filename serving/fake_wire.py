@@ -7,6 +7,7 @@ OpenAI's own, which most servers have; native endpoints are in `fake_native`.
 """
 
 import json
+import re
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ Event = dict[str, Any]
 CONSTRAINT_HINT = "the fake server takes alternatives written out, and nothing else"
 MODEL_CHECKED = ("vllm", "ollama")
 """Servers that refuse a name that is not their model's; others take any."""
+_SALT = re.compile(r"[^@/\\\0]{1,128}")
 THOUGHTS = ("Let", " me", " see", ".")
 
 
@@ -367,6 +369,11 @@ class ChunkForm(OpenAiForm):
 
     def read(self, body: Mapping[str, Any]) -> Question:
         options = body.get("stream_options") or {}
+        if self.dialect == "vllm" and not _SALT.fullmatch(body.get("cache_salt") or "0"):
+            raise self.bad(
+                "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', "
+                "'/', '\\\\', or NUL. (parameter=cache_salt)"
+            )
         limit = body.get("max_completion_tokens") or body.get("max_tokens")
         temperature = body.get("temperature")
         return Question(

@@ -144,7 +144,8 @@ class HttpEngine:
         """Ready to generate, and seen to obey a constraint; raises EngineDead."""
         try:
             self._key = api_key(self._config)
-            await asyncio.to_thread(lambda: self.template)
+            # counting, since some templates read their tokenizer for the first count alone
+            await asyncio.to_thread(lambda: self.template.count_tokens(_PROBE))
             self._client = HttpClient(self._dialect, self._key)
             await self._begin()
             self._keep_running(self._supervise())

@@ -49,7 +49,7 @@ BATCH_TOKENS = 512
 _HTTP_THREADS = 64
 """At least. Each connection holds one; with fewer the server answers nobody for seconds."""
 
-_MASK = 2**32 - 2
+_SEEDS = 2**32 - 1
 """Seeds have 32 bits, and the greatest means any."""
 
 _FINAL_FIELDS = [
@@ -222,10 +222,12 @@ class LlamaDialect(Dialect):
             "repeat_penalty": 1.0,
             "cache_prompt": request.use_prefix_cache,
             "stream": True,
+            # a message for each batch of the prompt: a long one is no stall
+            "return_progress": True,
             "response_fields": _FINAL_FIELDS,
         }
         if draw.seed is not None:
-            body["seed"] = draw.seed & _MASK
+            body["seed"] = draw.seed % _SEEDS
         if choices is not None:
             body["grammar"] = grammar_of(choices)
         slot = self._table.take(request.match_id, wire_id, request.prompt.ids)

@@ -32,8 +32,9 @@ from serving.engine import ChatPrompt, EngineUnavailable, MalformedReply, Reques
 from serving.http_config import HttpEngineConfig, check_http
 from serving.http_engine import HttpEngine, ServerKind
 
-_QUOTES = 2
-"""Tokens at most that a choice needs besides: the quotes of a JSON string."""
+_BEFORE_JSON = 32
+"""llama.cpp's chat endpoint lets a model open a code fence first, with white space, and hides it
+from the answer; counted it is all the same."""
 
 _SEED_MASK = 2**31 - 1
 """Several servers keep 32 bits with a sign, and JavaScript's none above 53."""
@@ -126,7 +127,7 @@ class OpenAiDialect(Dialect):
         body: dict[str, Any] = {
             "model": self._model,
             "messages": _messages(request),
-            "max_tokens": request.max_tokens + (_QUOTES if choices else 0),
+            "max_tokens": request.max_tokens + _json_room(choices),
             "temperature": draw.temperature,
             "top_p": draw.top_p,
             "stream": True,
@@ -183,7 +184,7 @@ class OllamaDialect(Dialect):
         draw = request.sampling
         options: dict[str, Any] = {
             "num_ctx": self._config.context_tokens,
-            "num_predict": request.max_tokens + (_QUOTES if choices else 0),
+            "num_predict": request.max_tokens + _json_room(choices),
             "temperature": draw.temperature,
             "top_p": draw.top_p,
             # its own defaults are others
@@ -238,6 +239,14 @@ def unwrapped(text: str) -> str:
     except ValueError:
         return text.lstrip().removeprefix('"')
     return content if isinstance(content, str) else text
+
+
+def _json_room(choices: Sequence[str] | None) -> int:
+    """Bytes, and so tokens at most, that a choice needs besides as a JSON string: its quotes,
+    whatever a server may escape, and what may come before it."""
+    if choices is None:
+        return 0
+    return _BEFORE_JSON + max(len(json.dumps(one)) - len(one.encode()) for one in choices)
 
 
 def _schema(choices: Sequence[str]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ Prompts go to /v1/completions as token ids. The prefix cache is emptied by a sal
 request carries it, and one with another salt finds nothing that was cached before.
 """
 
+import hashlib
+import secrets
 import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -106,6 +108,8 @@ class VllmDialect(Dialect):
 
     def __init__(self, config: VllmServerConfig) -> None:
         self._model = config.request_model
+        self._salt = secrets.token_hex(8)
+        """Another run's prompts in a server that outlives it are not found either."""
         self._forgotten = 0
 
     def call(self, request: Request, wire_id: str) -> Call:
@@ -131,9 +135,10 @@ class VllmDialect(Dialect):
         if (choices := check_choices(request)) is not None:
             body["structured_outputs"] = {"choice": list(choices)}
         if not request.use_prefix_cache:
-            body["cache_salt"] = wire_id
+            # of the id, which may be too long for a salt and hold what none may
+            body["cache_salt"] = hashlib.blake2b(wire_id.encode(), digest_size=16).hexdigest()
         elif self._forgotten:
-            body["cache_salt"] = f"boardfleet-{self._forgotten}"
+            body["cache_salt"] = f"{self._salt}-{self._forgotten}"
         return Call("/v1/completions", body)
 
     def read(self, data: str, reading: Reading) -> None:

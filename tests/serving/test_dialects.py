@@ -432,7 +432,8 @@ def test_chat_is_asked_for_a_choice_as_a_schema(kind: str, make_request: MakeReq
     schema = {"type": "string", "enum": ["e2e4", "d2d4", "g1f3"]}
     if kind == "openai":
         assert body["response_format"]["json_schema"]["schema"] == schema
-        assert (body["max_tokens"], body["seed"]) == (8, 5)
+        # quotes, and a code fence before them
+        assert (body["max_tokens"], body["seed"]) == (6 + 2 + 32, 5)
         assert body.keys() == {
             "model", "messages", "max_tokens", "temperature", "top_p", "seed", "stream",
             "stream_options", "response_format",
@@ -440,7 +441,7 @@ def test_chat_is_asked_for_a_choice_as_a_schema(kind: str, make_request: MakeReq
     else:
         assert body["format"] == schema
         options = body["options"]
-        assert (options["num_predict"], options["num_ctx"], options["seed"]) == (8, 2048, 5)
+        assert (options["num_predict"], options["num_ctx"], options["seed"]) == (40, 2048, 5)
         assert (body["think"], body["truncate"]) == (False, False)
     assert body["messages"] == [
         {"role": "system", "content": "Play."},

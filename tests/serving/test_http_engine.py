@@ -778,6 +778,29 @@ async def test_pings_are_no_slow_loris_and_no_progress(stage: Stage, ask: MakeRe
         await engine.generate(ask("llama_server"))
 
 
+async def test_a_long_prompt_that_is_computed_is_no_stall(stage: Stage, ask: MakeRequest) -> None:
+    """llama.cpp tells of each batch of it, in messages without text, as long as it is asked to."""
+    told, engine = await stage.pair("llama_server", stall_seconds=0.4)
+
+    async def answer(asked: Asked) -> None:
+        assert asked.body["return_progress"] is True
+        await asked.begin(SSE)
+        for batch in range(8):
+            progress = f'"prompt_progress":{{"total":4096,"cache":0,"processed":{512 * batch}}}'
+            await asked.chunk(f'data: {{"content":"","stop":false,{progress}}}\n\n')
+            await asyncio.sleep(0.1)
+        for message in messages("llama_server", "e2e4"):
+            await asked.chunk(message)
+        await asked.end()
+
+    told.answer = answer
+    reply = await engine.generate(ask("llama_server"))
+    assert reply.text == "e2e4"
+    assert reply.usage.completion == 3
+    assert reply.timings.first_token is not None
+    assert reply.timings.first_token - reply.timings.admitted > 0.7
+
+
 # the server fails and comes back
 
 

@@ -1,0 +1,468 @@
+"""Engines compared on the same work: one workload is replayed on each, one engine at a time.
+
+    for each repeat
+        for each engine, in another order each time
+            start it
+            for each cell, shuffled: forget prefixes → prime, settle → measure → drain
+            end it
+
+Repeats are spread over the whole time, so that a machine that slows down slows all engines alike.
+In the open loop questions leave when they are due, answered or not, as clocks do not wait; in the
+closed loop so many workers each take whole matches, ply by ply. The matches that begin a cell ask
+their first questions before it (prime, settle), so that an engine with one cache and one with a
+cache a slot are prepared alike. An engine that fails is a row with its failures, and the others go
+on.
+"""
+
+import asyncio
+import contextlib
+import os
+import platform
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from arena import compare_figures as figures
+from arena import workload as workloads
+from arena.compare_figures import Cell, EngineRecord, Measurement
+from arena.config import ConfigError, RunConfig
+from arena.loops import WARM_PLIES, Asker
+from arena.workload import WorkItem, Workload
+from serving import (
+    PACKAGED_MODEL,
+    EngineConfig,
+    EngineConfigError,
+    EngineError,
+    Limited,
+    VllmConfig,
+    build_engine,
+    check_engine,
+    local_directory,
+)
+from serving.dialect import Command
+from serving.models import packaged_gguf, shape_of
+from serving.vllm_config import engine_args, installed_build
+
+MOST_SECONDS = 3600
+MOST_REPEATS = 100
+GREEDY_MATCHES, GREEDY_PLIES = 4, 10
+"""The sample of questions that engines' greedy answers are compared on."""
+GREEDY_CELLS = 3
+"""The sample takes at most as long as so many cells."""
+READY_S = 600.0
+"""To forget prefixes and to warm up; an engine may be starting again meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """How to compare."""
+
+    log_dir: Path
+    """Where the engines' logs and process records stand."""
+    seconds: float = 10.0
+    """Of one cell."""
+    repeats: int = 3
+    concurrencies: tuple[int, ...] = (1, 4, 16)
+    """Closed loops."""
+    workload: Path | None = None
+    """A workload's file or a run's folder; None: recorded from the config."""
+    save_workload: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be measured, checked."""
+
+    config: RunConfig
+    names: tuple[str, ...]
+    options: CompareOptions
+    workload: Workload
+    cells: tuple[Cell, ...]
+    sample: tuple[WorkItem, ...]
+    """Questions for greedy answers."""
+
+    def order(self, repeat: int) -> tuple[str, ...]:
+        """The engines, beginning with another one each time."""
+        first = repeat % len(self.names)
+        return self.names[first:] + self.names[:first]
+
+    def shuffled_cells(self, repeat: int) -> list[Cell]:
+        """The same for every engine."""
+        cells = list(self.cells)
+        random.Random(f"compare/{self.workload.digest}/{repeat}").shuffle(cells)
+        return cells
+
+    def matches(self, repeat: int, cell: Cell) -> tuple[tuple[WorkItem, ...], ...]:
+        """The matches, from others on in each cell and repeat; the same for every engine."""
+        matches = self.workload.matches
+        number = repeat * len(self.cells) + self.cells.index(cell)
+        first = number * len(matches) // (self.options.repeats * len(self.cells))
+        return matches[first:] + matches[:first]
+
+    def build(self, name: str) -> Limited:
+        return build_engine(
+            name,
+            self.config.engine(name),
+            log_dir=self.options.log_dir,
+            stall_seconds=self.config.faults.stall_seconds,
+            restart_limit=self.config.faults.restart_limit,
+        )
+
+
+def prepare(config: RunConfig, names: Sequence[str], options: CompareOptions) -> Job:
+    """Everything that can be checked before an engine starts; records or reads the workload.
+
+    ConfigError or StoreError, one line with key and remedy. No names: every engine of the config.
+    """
+    _check_options(options)
+    chosen = tuple(names) or tuple(config.engines)
+    _check_engines(config, chosen)
+    if options.workload is None:
+        workload = workloads.record(config)
+    else:
+        workload = workloads.load(options.workload)
+    most = max(options.concurrencies, default=0)
+    if most > len(workload.matches):
+        raise ConfigError(
+            f"--concurrency: {most} questions at once need as many matches, and the workload has "
+            f"{len(workload.matches)}; raise tournament.pairs or ask for less"
+        )
+    job = Job(
+        config,
+        chosen,
+        options,
+        workload,
+        (Cell("open", None), *(Cell("closed", number) for number in options.concurrencies)),
+        _sample(workload),
+    )
+    _check_contexts(job)
+    if options.save_workload is not None:
+        workloads.save(options.save_workload, workload)
+    return job
+
+
+def _sample(workload: Workload) -> tuple[WorkItem, ...]:
+    """Some questions of each of a few matches, in order, so that they share what is cached."""
+    dice = random.Random(f"sample/{workload.digest}")
+    matches = workload.matches
+    chosen = dice.sample(matches, min(GREEDY_MATCHES, len(matches)))
+    return tuple(
+        item
+        for match in chosen
+        for item in match[:: max(1, len(match) // GREEDY_PLIES)][:GREEDY_PLIES]
+    )
+
+
+def _check_options(options: CompareOptions) -> None:
+    if not 0 < options.seconds <= MOST_SECONDS:
+        raise ConfigError(f"--seconds: give up to {MOST_SECONDS}")
+    if not 1 <= options.repeats <= MOST_REPEATS:
+        raise ConfigError(f"--repeats: give 1 to {MOST_REPEATS}")
+    counts = options.concurrencies
+    if any(number < 1 for number in counts) or len(set(counts)) < len(counts):
+        raise ConfigError("--concurrency: give numbers from 1 on, each once")
+
+
+def _check_engines(config: RunConfig, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in config.engines:
+            known = ", ".join(config.engines) or "none; add [engines.main]"
+            raise ConfigError(f"--engine {name}: no engine is named so; engines: {known}")
+        if names.count(name) > 1:
+            raise ConfigError(f"--engine {name}: is named twice")
+        try:
+            check_engine(name, config.engine(name))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+    if not names:
+        raise ConfigError("engines: there is none to compare; add [engines.main]")
+
+
+def _check_contexts(job: Job) -> None:
+    """Of models whose files are here already."""
+    for name in job.names:
+        settings = job.config.engine(name)
+        model = getattr(settings, "model", None)
+        if model is None or ":" in settings.kind or local_directory(model) is None:
+            continue
+        refusal = context_refusal(job.build(name), job.workload)
+        if refusal is not None:
+            raise ConfigError(f"engines.{name}.context_tokens: {refusal}")
+
+
+def context_refusal(engine: Limited, workload: Workload) -> str | None:
+    """None if the longest question fits the engine's context, else one line with both numbers."""
+    most = max(
+        engine.template.count_tokens(match[-1].parts) + match[-1].max_tokens
+        for match in workload.matches
+    )
+    if most <= engine.limits.context_tokens:
+        return None
+    return (
+        f"is {engine.limits.context_tokens}, and the longest question takes {most} tokens; raise "
+        "it, or lower tournament.max_plies"
+    )
+
+
+async def run(
+    config: RunConfig,
+    names: Sequence[str],
+    options: CompareOptions,
+    *,
+    announce: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Compare the engines of these names (none: all of the config); CONTRACTS' `compare` object.
+
+    `announce` is told in a line what goes on. Raises ConfigError or StoreError before any engine
+    starts. Whatever ends it, no process of an engine is left.
+    """
+    job = await asyncio.to_thread(prepare, config, names, options)
+    announce(
+        f"{len(job.workload.items)} questions of {len(job.workload.matches)} matches, "
+        f"{len(job.cells)} cells of {options.seconds:g} s, {options.repeats} repeats, "
+        f"engines {', '.join(job.names)}"
+    )
+    records = {name: _new_record(job, name) for name in job.names}
+    for repeat in range(options.repeats):
+        for name in job.order(repeat):
+            trial = _Trial(job, records[name], repeat, announce)
+            await trial.run()
+    return _result(job, list(records.values()))
+
+
+def _new_record(job: Job, name: str) -> EngineRecord:
+    settings = job.config.engine(name)
+    record = EngineRecord(
+        name,
+        settings.kind,
+        getattr(settings, "model", None),
+        settings.max_concurrent,
+        settings.model_dump(mode="json", exclude_none=True),
+    )
+    record.cells = {cell: [] for cell in job.cells}
+    return record
+
+
+class _Trial:
+    """One engine in one repeat: from its start to its end."""
+
+    def __init__(
+        self, job: Job, record: EngineRecord, repeat: int, announce: Callable[[str], None]
+    ) -> None:
+        self._job, self._record, self._repeat = job, record, repeat
+        self._where = f"repeat {repeat + 1} of {job.options.repeats}, {record.name}"
+        self._announce = announce
+
+    async def run(self) -> None:
+        """Measure what can be; what cannot is told in the record. Raises nothing for an engine."""
+        record = self._record
+        if self._repeat == 0 or record.start_s:
+            try:
+                await self._serve()
+            # a user's own engine raises what it likes, and one engine must not end the others
+            except Exception as error:  # noqa: BLE001
+                self._failed(error)
+        for runs in record.cells.values():
+            runs += [None] * (self._repeat + 1 - len(runs))
+
+    def _failed(self, error: Exception, cell: Cell | None = None) -> None:
+        where = self._where if cell is None else f"{self._where}, {cell}"
+        self._record.failures.append(f"{where}: {str(error) or repr(error)}")
+        self._announce(self._record.failures[-1])
+
+    async def _serve(self) -> None:
+        record, job = self._record, self._job
+        self._announce(f"{self._where}: starting")
+        engine = await asyncio.to_thread(job.build, record.name)
+        try:
+            begun = time.monotonic()
+            await engine.open()
+            record.start_s.append(time.monotonic() - begun)
+            record.version = engine.version
+            record.flags = flags_of(engine, job.config.engine(record.name))
+            refusal = await asyncio.to_thread(context_refusal, engine, job.workload)
+            if refusal is not None:
+                raise ConfigError(f"engines.{record.name}.context_tokens: {refusal}")
+            await self._measure(Asker(engine, job.config.pace.move_limit_seconds))
+        finally:
+            record.restarts += engine.restarts
+            await engine.close()
+
+    async def _measure(self, asker: Asker) -> None:
+        record, job = self._record, self._job
+        watching = asyncio.create_task(asker.watch())
+        try:
+            if not record.greedy:
+                limit_s = GREEDY_CELLS * job.options.seconds
+                await self._get_ready(asker, ())
+                record.greedy = await asker.greedy(job.sample, limit_s)
+            for cell in job.shuffled_cells(self._repeat):
+                if asker.dead is None:
+                    await self._try_cell(asker, cell)
+            if asker.dead is not None:
+                raise asker.dead
+        finally:
+            watching.cancel()
+
+    async def _try_cell(self, asker: Asker, cell: Cell) -> None:
+        try:
+            run = await self._measure_cell(asker, cell)
+        except (EngineError, TimeoutError) as error:
+            self._failed(error, cell)
+            self._record.cells[cell].append(None)
+        else:
+            self._record.cells[cell].append(run)
+            self._tell(cell, run)
+
+    async def _measure_cell(self, asker: Asker, cell: Cell) -> Measurement:
+        job, seconds = self._job, self._job.options.seconds
+        if cell.concurrency is None:
+            await self._get_ready(asker, job.workload.matches[: job.workload.parallel_matches])
+            return await asker.open_loop(job.workload.items, seconds)
+        matches = job.matches(self._repeat, cell)
+        first, rest = matches[: cell.concurrency], matches[cell.concurrency :]
+        await self._get_ready(asker, first)
+        begun = [match[WARM_PLIES:] for match in first]
+        return await asker.closed_loop([*begun, *rest], cell.concurrency, seconds)
+
+    async def _get_ready(self, asker: Asker, matches: Sequence[Sequence[WorkItem]]) -> None:
+        """Prefixes forgotten, and the matches that begin asked for the first time."""
+        try:
+            async with asyncio.timeout(READY_S):
+                self._record.forgets &= await asker.forget()
+                await asker.warm(matches)
+        except TimeoutError:
+            raise TimeoutError(f"was not ready within {READY_S:g} s") from None
+
+    def _tell(self, cell: Cell, run: Measurement) -> None:
+        rate, failed = len(run.moves) / run.seconds, sum(a.fault is not None for a in run.answers)
+        told = f"{self._where}, {cell}: {rate:.1f} moves/s"
+        self._announce(told + (f", {failed} of {len(run.answers)} failed" if failed else ""))
+
+
+# what is told of the engines
+
+
+@runtime_checkable
+class HasCommand(Protocol):
+    """An engine that knows how its server was last started."""
+
+    command: Command | None
+
+
+def flags_of(engine: Limited, settings: EngineConfig) -> list[str]:
+    """The command line that started the engine, or the embedded engine's arguments; empty where
+    neither is known."""
+    if isinstance(settings, VllmConfig):
+        build = installed_build()
+        if build is None:
+            return []
+        shape = shape_of(settings.model)
+        arguments = engine_args(settings, settings.model, build.device, shape)
+        return [f"{name}={value}" for name, value in arguments.items()]
+    command = engine.inner.command if isinstance(engine.inner, HasCommand) else None
+    if command is None:
+        return []
+    return [*(f"{name}={value}" for name, value in command.env.items()), *command.argv]
+
+
+_DEFAULT_DTYPE = "bfloat16 on a CPU, else the model's"
+_KNOBS = (
+    "max_concurrent",
+    "max_queued",
+    "context_tokens",
+    "adaptive",
+    "max_batched_tokens",
+    "kv_cache_bytes",
+    "memory_fraction",
+    "kv_dtype",
+    "block_tokens",
+    "threads",
+)
+
+
+def knobs_of(settings: EngineConfig) -> dict[str, Any]:
+    """What must be the same for engines to be compared; None where an engine was left to its own
+    choice or has no such knob."""
+    knobs = {knob: getattr(settings, knob, None) for knob in _KNOBS}
+    dtype = getattr(settings, "dtype", _DEFAULT_DTYPE) or _DEFAULT_DTYPE
+    if "dtype" in settings.lacking:
+        dtype = settings.lacking["dtype"].partition(";")[0]
+    return {
+        **knobs,
+        "prefix_cache": getattr(settings, "prefix_cache", True),
+        "weights": _weights(settings),
+        "dtype": dtype,
+        "slots": getattr(settings, "slots", None),
+    }
+
+
+def _weights(settings: EngineConfig) -> str | None:
+    """The file that weights come from, and whether it is computed with as it is."""
+    model: str | None = getattr(settings, "model", None)
+    if model is None:
+        return None
+    if getattr(settings, "url", None) is not None:
+        return f"{model}, as the server has it"
+    is_packaged = model == PACKAGED_MODEL
+    if not is_packaged and not model.endswith(".gguf"):
+        return model
+    name = Path(model).name
+    if is_packaged:
+        with contextlib.suppress(EngineConfigError):
+            name = packaged_gguf().name
+    return name if "dtype" in settings.lacking else f"{name}, dequantised"
+
+
+def _result(job: Job, records: Sequence[EngineRecord]) -> dict[str, Any]:
+    workload, options, config = job.workload, job.options, job.config
+    plies = len(workload.items) / len(workload.matches)
+    cells = [
+        figures.cell_row(record, cell, slo_s=config.slo.move_seconds, plies_per_game=plies)
+        for cell in job.cells
+        for record in records
+    ]
+    knobs = {record.name: knobs_of(config.engine(record.name)) for record in records}
+    return {
+        "schema_version": figures.SCHEMA_VERSION,
+        "name": config.name,
+        "machine": {"processors": os.cpu_count(), "system": platform.platform()},
+        "options": {
+            "seconds": options.seconds,
+            "repeats": options.repeats,
+            "concurrencies": list(options.concurrencies),
+            "slo_seconds": config.slo.move_seconds,
+            "move_limit_seconds": config.pace.move_limit_seconds,
+        },
+        "workload": {
+            "digest": workload.digest,
+            "source": workload.source,
+            "items": len(workload.items),
+            "matches": len(workload.matches),
+            "parallel_matches": workload.parallel_matches,
+            "move_period_seconds": workload.move_period_seconds,
+        },
+        "engines": [_engine_row(record) for record in records],
+        "cells": cells,
+        "differences": figures.differences(cells),
+        "unequal": figures.unequal(records, knobs, cells, workload.parallel_matches),
+        "agreement": figures.agreement(records),
+        "notes": figures.notes(cells),
+    }
+
+
+def _engine_row(record: EngineRecord) -> dict[str, Any]:
+    return {
+        "name": record.name,
+        "kind": record.kind,
+        "version": record.version,
+        "model": record.model,
+        "start_s": record.start_s,
+        "restarts": record.restarts,
+        "flags": list(record.flags),
+        "settings": dict(record.settings),
+        "failures": record.failures,
+    }
