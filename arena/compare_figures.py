@@ -292,16 +292,16 @@ def unequal(
 ) -> list[dict[str, Any]]:
     """Everything in which the engines did not have the same: `{knob, values, note}`.
 
-    `knobs` are each engine's values by name; an engine with fewer slots (or none said) than
-    `matches` are played at once is told beside them.
+    `knobs` are each engine's values by name; an engine that has slots, and fewer than `matches` are
+    played at once, is told beside them.
     """
     rows = []
     for knob in dict.fromkeys(knob for values in knobs.values() for knob in values):
         values = {record.name: knobs[record.name].get(knob) for record in records}
         if len(set(values.values())) > 1 and knob != "slots":
             rows.append({"knob": knob, "values": values, "note": ""})
-    slots = {record.name: knobs[record.name].get("slots") for record in records}
-    if any(number is not None and number < matches for number in slots.values()):
+    slots = {name: values["slots"] for name, values in knobs.items() if values.get("slots")}
+    if any(number < matches for number in slots.values()):
         note = (
             f"{matches} matches are played at once in the open loop: with fewer slots they take "
             "each other's cached transcripts"

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, ClassVar
 
-from serving import EngineDead, Reply, Request
+from serving import EngineDead, Overloaded, Reply, Request
 from tests.examples.own_engine import DiceEngine
 
 
@@ -37,6 +37,13 @@ class SilentEngine(DiceEngine):
     async def generate(self, request: Request) -> Reply:
         await asyncio.Event().wait()
         raise AssertionError
+
+
+class RefusingEngine(DiceEngine):
+    """Is always full."""
+
+    async def generate(self, request: Request) -> Reply:
+        raise Overloaded("the queue is full")
 
 
 class RudeEngine(DiceEngine):

@@ -35,7 +35,7 @@ from serving import (
     TokenPrompt,
     Usage,
 )
-from tests.arena.doomed_engines import NotingEngine, SilentEngine, UnstartableEngine
+from tests.arena.doomed_engines import NotingEngine, RefusingEngine, SilentEngine, UnstartableEngine
 from tests.examples.own_engine import DiceEngine
 
 OWN = "tests.arena.doomed_engines"
@@ -383,9 +383,7 @@ async def test_questions_that_are_never_answered_are_given_up(
 async def test_an_engine_that_refuses_is_not_asked_as_fast_as_it_refuses(
     items: Sequence[WorkItem],
 ) -> None:
-    refusing = {**FAST, "faults": [{"kind": "overload", "probability": 1.0}]}
-    job = compare.prepare(config({"one": refusing}), (), options(Path()))
-    run = await Asker(job.build("one"), 5.0).closed_loop(by_match(items), 2, 0.3)
+    run = await Asker(Limited(RefusingEngine({})), 5.0).closed_loop(by_match(items), 2, 0.3)
     assert {a.fault for a in run.answers} == {"overloaded"}
     assert 2 <= len(run.answers) <= 2 * (0.3 / loops.PAUSE_S + 1)
 
@@ -660,7 +658,7 @@ def test_fewer_slots_than_matches_are_told() -> None:
     knobs: dict[str, dict[str, Any]] = {"one": {"slots": None}, "two": {"slots": 16}}
     assert unequal_of(knobs, matches=16) == []
     (row,) = unequal_of(knobs, matches=17)
-    assert row["values"] == {"one": None, "two": 16}
+    assert row["values"] == {"two": 16}
     assert "17 matches" in row["note"]
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from arena.store import PlyRow
@@ -190,6 +191,28 @@ class Blows:
         assert suspensions.total() >= len(self._before)
 
 
+def kill_arena(run: Run) -> None:
+    assert run.process is not None
+    run.process.kill()
+    run.process.communicate()
+
+
+def gone(left: Callable[[], list[int]]) -> bool:
+    """Whether they are within 5 s."""
+    limit = time.monotonic() + 5
+    while left() and time.monotonic() < limit:
+        time.sleep(0.05)
+    return not left()
+
+
+def family(leader: int) -> set[int]:
+    """Processes that a server started, whatever their group, and itself."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(leader)
+        return {leader, *(child.pid for child in process.children(recursive=True))}
+    return set()
+
+
 # the same config on other engines
 
 
@@ -230,7 +253,7 @@ def test_the_quickstart_on_another_engine(kind: str, tmp_path: Path, runs: list[
 
 @needs_llama
 def test_a_launched_server_killed_and_frozen(tmp_path: Path, runs: list[Run]) -> None:
-    run = make_run(tmp_path, max_plies=40, stall=3.0)
+    run = make_run(tmp_path, max_plies=20, stall=3.0)
     runs.append(run)
     start(run)
     blows = Blows(run)
@@ -259,7 +282,7 @@ def test_a_launched_server_killed_and_frozen(tmp_path: Path, runs: list[Run]) ->
 def test_a_server_of_somebody_else_killed_frozen_and_restarted(
     tmp_path: Path, runs: list[Run], own_server: OwnServer
 ) -> None:
-    run = make_run(tmp_path, max_plies=50, stall=4.0, url=own_server.url)
+    run = make_run(tmp_path, max_plies=24, stall=3.0, url=own_server.url)
     runs.append(run)
     start(run)
     blows = Blows(run)
@@ -283,25 +306,43 @@ def test_a_server_of_somebody_else_killed_frozen_and_restarted(
 
 
 @needs_llama
-def test_kill_9_of_the_arena_leaves_no_server(tmp_path: Path, runs: list[Run]) -> None:
-    run = make_run(tmp_path, max_plies=16, stall=10.0)
+def test_kill_9_of_the_arena_leaves_no_server_and_resume_goes_on(
+    tmp_path: Path, runs: list[Run]
+) -> None:
+    run = make_run(tmp_path, max_plies=10, stall=10.0)
     runs.append(run)
     start(run)
     run.until_plies(6)
     group = run.engine_group()
     assert group_members(group)
     before = list(run.records().plies)
-    assert run.process is not None
-    run.process.kill()
-    run.process.communicate()
-    limit = time.monotonic() + 5
-    while group_members(group) and time.monotonic() < limit:
-        time.sleep(0.05)
-    assert group_members(group) == []
-
+    kill_arena(run)
+    assert gone(lambda: group_members(group))
     run.arena("resume", str(run.folder), "--dashboard", "off")
     code, said = run.ended()
     assert code == 0, said
     assert set(before) <= set(run.records().plies)
     lines(list(run.records().plies))
     assert_nobody_paid(run)
+
+
+@needs_sglang
+def test_kill_9_of_the_arena_leaves_none_of_sglangs_processes(
+    tmp_path: Path, runs: list[Run]
+) -> None:
+    """They are four, and it is killed while they start."""
+    run = Run(tmp_path / "run", QUICKSTART)
+    runs.append(run)
+    start(run, "--set", "engines.main.kind=sglang")
+    record = run.folder / "engine-main.pid"
+    run.until("a server", record.exists)
+    leader = run.engine_group()
+    seen: set[int] = set()
+
+    def has_all() -> bool:
+        seen.update(family(leader))
+        return len(seen) >= 4
+
+    run.until("its processes", has_all)
+    kill_arena(run)
+    assert gone(lambda: [pid for pid in seen if psutil.pid_exists(pid)])

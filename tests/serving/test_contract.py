@@ -275,6 +275,18 @@ async def test_what_was_computed_before_the_run_is_not_its(name: str, stage: Sta
     assert seen.rejected == 0
 
 
+@pytest.mark.parametrize("name", [name for name in OWN if CASES[name].forgets])
+async def test_what_another_run_computed_after_forgetting_is_forgotten_too(
+    name: str, stage: Stage
+) -> None:
+    """The server outlives its runs, and each of them begins to count anew."""
+    server, first = await stage.pair(name)
+    second = await stage.engine(name, server)
+    for subject in (first, second):
+        assert await subject.engine.reset_prefix_cache()
+        assert (await answered(subject)).usage.cached in (0, 1)
+
+
 @every_kind
 async def test_closing_leaves_no_task_and_no_connection(name: str, stage: Stage) -> None:
     server = await stage.server(name, slots=2, speed=1.0)
