@@ -364,7 +364,8 @@ class HttpEngine:
     async def _take(self, server: Server) -> None:
         """Serve by it from now on; raises EngineDead where it is not what the config says."""
         self.version = await self._about(server)
-        self._telemetry.began(is_new=server.process is not None)
+        if server.process is not None:
+            self._telemetry.began()
         self.command = server.command
         self._server = server
         self._last_progress = time.monotonic()

@@ -46,21 +46,23 @@ class SampledTelemetry:
         self._queries = _Total()
         self._hits = _Total()
         self._preemptions = _Total()
+        self._totals = (self._queries, self._hits, self._preemptions)
         self._told_queries = 0
         self._told_hits: int | None = 0
         self._unread: deque[EngineSnapshot] = deque(maxlen=_SNAPSHOTS_KEPT)
         self._changed = asyncio.Event()
         self._is_closed = False
 
-    def began(self, *, is_new: bool) -> None:
-        """A server begins: a new one counts from zero, one that ran before from where it is."""
-        for total in (self._queries, self._hits, self._preemptions):
-            total.begin(at_zero=is_new)
+    def began(self) -> None:
+        """We launched a server: it counts from zero."""
+        for total in self._totals:
+            total.begin(at_zero=True)
 
     def forget(self) -> None:
         """What was counted so far is none of the run's."""
         self._told_queries, self._told_hits = 0, 0
-        self.began(is_new=False)
+        for total in self._totals:
+            total.begin(at_zero=False)
 
     def answered(self, usage: Usage) -> None:
         """Take what one answer told."""

@@ -120,7 +120,7 @@ class Stage:
             **knobs,
         }
         engine = await self._stack.enter_async_context(open_engine(table, self._folder, **start))
-        return Subject(engine, case.tells, case.forgets)
+        return Subject(engine, case.tells, case.forgets, deadline_s=0.7)
 
     async def pair(self, name: str, *faults: FakeFault, **knobs: Any) -> tuple[FakeServer, Subject]:
         """A server and an engine that has probed it with question 0."""
@@ -208,13 +208,13 @@ async def test_time_in_the_servers_queue_is_nobodys(name: str, stage: Stage) -> 
     holding = asyncio.create_task(other.engine.generate(other.ask_for_long(1)))
     await until(lambda: server.running == 1)
     asking = asyncio.create_task(
-        subject.engine.generate(subject.ask_for_long(2, deadline_s=2.0, max_tokens=200))
+        subject.engine.generate(subject.ask_for_long(2, deadline_s=1.6, max_tokens=200))
     )
     await until(lambda: server.waiting == 1)
-    await asyncio.sleep(1.3)
+    await asyncio.sleep(1.1)
     holding.cancel()
     await until(lambda: server.running == 1 and server.waiting == 0)
-    with pytest.raises(EngineStalled, match="was not answered in 2 s"):
+    with pytest.raises(EngineStalled, match=r"was not answered in 1\.6 s"):
         await asking
     # it was being answered, and is no more
     await until(lambda: server.totals.ended["abort"] == 2 and server.running == 0, 2.0)
@@ -223,9 +223,9 @@ async def test_time_in_the_servers_queue_is_nobodys(name: str, stage: Stage) -> 
 
 @every_kind
 async def test_a_constrained_answer_that_is_late_is_the_engines(name: str, stage: Stage) -> None:
-    _, subject = await stage.pair(name, speed=1.0, decode_ms_per_token=200.0)
-    with pytest.raises(EngineStalled, match=r"was not answered in 0\.5 s"):
-        await subject.engine.generate(subject.ask(deadline_s=0.5))
+    _, subject = await stage.pair(name, speed=1.0, decode_ms_per_token=120.0)
+    with pytest.raises(EngineStalled, match=r"was not answered in 0\.4 s"):
+        await subject.engine.generate(subject.ask(deadline_s=0.4))
 
 
 @every_kind
@@ -345,7 +345,7 @@ OUTCOMES: dict[FaultKind, Fault | None] = {
 }
 """What a player's attempt is called. None: it is a move."""
 
-SECONDS = {"freeze": 1.8, "crash": 0.2, "loading_503": 0.2}
+SECONDS = {"freeze": 1.2, "crash": 0.2, "loading_503": 0.2}
 
 
 @every_case
@@ -358,7 +358,7 @@ async def test_every_misbehaviour_is_the_fault_it_should_be(name: str, stage: St
         FakeFault(kind=kind, at=(1 + 2 * number,), seconds=SECONDS.get(kind))
         for number, kind in enumerate(OUTCOMES)
     ]
-    server, subject = await stage.pair(name, *faults, stall_seconds=0.9)
+    server, subject = await stage.pair(name, *faults, stall_seconds=0.6)
     agent = LlmAgent("tester", subject.engine, context(), LlmSettings())
     game = load_game("chess")
     shown = turn(game.position(game.openings("start", "standard")[0]), game="chess")
@@ -415,6 +415,7 @@ async def test_a_crashed_server_is_waited_for(name: str, stage: Stage) -> None:
         for number in range(2)
     ]
     await until(lambda: server.running == 2)
+    before = await newest(subject, lambda seen: seen.running == 2)
     with pytest.raises(EngineUnavailable):
         await subject.engine.generate(subject.ask())
     ends = await asyncio.gather(*asking, return_exceptions=True)
@@ -423,16 +424,19 @@ async def test_a_crashed_server_is_waited_for(name: str, stage: Stage) -> None:
     with pytest.raises(EngineUnavailable, match="no connection"):
         await subject.engine.generate(subject.ask())
     assert not subject.engine.is_ready
-    await answered(subject)
+    reply = await answered(subject)
     assert (subject.engine.is_ready, subject.engine.restarts) == (True, 1)
-    queries = await newest(subject, lambda seen: seen.running == 0)
-    assert (queries.prefix_queries or 0) >= 0, "counters of the new server begin at zero"
+    if subject.tells.cached:
+        # our totals go on, although the server's own began anew
+        assert before.prefix_queries is not None
+        least = before.prefix_queries + reply.usage.prompt
+        await newest(subject, lambda seen: (seen.prefix_queries or 0) >= least)
 
 
 @every_kind
 async def test_a_frozen_server_stalls_all_and_is_waited_for(name: str, stage: Stage) -> None:
-    freeze = FakeFault(kind="freeze", at=(2,), seconds=2.5)
-    server, subject = await stage.pair(name, freeze, speed=1.0, stall_seconds=0.8)
+    freeze = FakeFault(kind="freeze", at=(2,), seconds=1.5)
+    server, subject = await stage.pair(name, freeze, speed=1.0, stall_seconds=0.5)
     long = asyncio.create_task(subject.engine.generate(subject.ask_for_long()))
     await until(lambda: server.running == 1)
     for asking in (asyncio.create_task(subject.engine.generate(subject.ask())), long):
@@ -459,10 +463,10 @@ async def test_a_server_that_stays_away_is_dead_for_good(name: str, stage: Stage
 
 async def test_a_slow_answer_is_no_slow_loris(stage: Stage) -> None:
     """Whole events that come slower than `stall_seconds` would allow for silence."""
-    _, subject = await stage.pair("openai", speed=1.0, decode_ms_per_token=300.0, stall_seconds=0.9)
+    _, subject = await stage.pair("openai", speed=1.0, decode_ms_per_token=200.0, stall_seconds=0.6)
     reply = await subject.engine.generate(subject.ask())
     assert reply.finish is Finish.STOP
-    assert reply.timings.done - reply.timings.admitted > 0.9
+    assert reply.timings.done - reply.timings.admitted > 0.6
 
 
 # whole runs
