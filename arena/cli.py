@@ -1,7 +1,8 @@
 """The `arena` command line. stdout is data, stderr is progress and logs.
 
 Exit codes: 0 done; 1 finished, a check failed; 2 bad config or usage, nothing written; 3 an engine
-could not start or died for good, the run is kept; 130 interrupted, the run is kept.
+could not start or died for good, the run is kept; 130 interrupted, the run is kept. A comparison
+ends with 3 too where an engine was not measured in every cell; interrupted, nothing of it is kept.
 """
 
 import argparse
@@ -166,6 +167,21 @@ def _add_bench(commands: Any) -> None:
         if name == "pace":
             kind.add_argument("--seats", type=int, nargs="+", default=[1000, 4000], metavar="N")
             kind.add_argument("--seconds", type=float, default=30.0)
+    _add_bench_admission(kinds)
+
+
+def _add_bench_admission(kinds: Any) -> None:
+    kind = kinds.add_parser(
+        "admission", help="what is answered in time of more than an engine can do, with and without"
+    )
+    kind.add_argument("config", type=Path, help="a TOML file with the engine")
+    kind.add_argument("--engine", required=True, metavar="NAME")
+    _add_set(kind)
+    kind.add_argument("--seconds", type=float, default=12.0, help="of one open loop")
+    kind.add_argument("--repeats", type=int, default=3)
+    kind.add_argument("--load", type=float, default=2.0, help="times the measured capacity")
+    kind.add_argument("--json", action="store_true", help="print one JSON object")
+    kind.set_defaults(command="bench_admission")
 
 
 def _add_others(commands: Any) -> None:

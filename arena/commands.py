@@ -1,19 +1,22 @@
 """What each `arena` command does. Each takes the parsed command line and returns an exit code."""
 
 import argparse
+import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from arena import (
     bench,
     compare,
     compare_page,
+    overload,
     page,
     preflight,
     report,
@@ -29,9 +32,12 @@ from arena.dashboard.server import DashboardError
 from arena.show import Show
 from arena.store import StoreError
 from arena.tracing import check_installed
+from serving import EngineError
 from serving.fake_server import serve
 
 OK, CHECK_FAILED, USAGE, ENGINE_FAILED, INTERRUPTED = 0, 1, 2, 3, 130
+
+_T = TypeVar("_T")
 
 
 def _run(parsed: argparse.Namespace) -> int:
@@ -150,6 +156,8 @@ def _report(parsed: argparse.Namespace) -> int:
 
 def _compare(parsed: argparse.Namespace) -> int:
     config = configs.load(parsed.config, parsed.set)
+    if parsed.html is not None:
+        compare_page.check(parsed.html)
     with contextlib.ExitStack() as stack:
         logs = parsed.logs or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         options = compare.CompareOptions(
@@ -162,7 +170,7 @@ def _compare(parsed: argparse.Namespace) -> int:
         )
         view = terminal.view_for("plain")
         result = runner.run_loop(
-            compare.run(config, parsed.engine, options, announce=view.announce)
+            _terminable(compare.run(config, parsed.engine, options, announce=view.announce))
         )
     if parsed.html is not None:
         compare_page.write(parsed.html, result)
@@ -171,19 +179,38 @@ def _compare(parsed: argparse.Namespace) -> int:
         _print_json(result)
     else:
         terminal.print_compare(result, sys.stdout)
-    return OK
+    return ENGINE_FAILED if any(engine["failures"] for engine in result["engines"]) else OK
 
 
 def _fake_server(parsed: argparse.Namespace) -> int:
     config = configs.load_fake_server(parsed.config, parsed.set)
+    if not 0 <= parsed.port <= 65535:
+        raise ConfigError(f"--port: {parsed.port} is not one of 0 to 65535")
+    if not parsed.host:
+        raise ConfigError("--host: give one; 0.0.0.0 is every address of this machine")
+    urls: list[str] = []
+
+    def started(url: str) -> None:
+        urls.append(url)
+        print(url, flush=True)
+
     try:
-        runner.run_loop(serve(config, parsed.host, parsed.port, lambda url: print(url, flush=True)))
-    except OSError as error:
+        runner.run_loop(_terminable(serve(config, parsed.host, parsed.port, started)))
+    except (OSError, UnicodeError) as error:
+        if urls:
+            raise
+        why = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
-            f"--port: {parsed.host}:{parsed.port} cannot be listened on ({error.strerror}); "
-            "name another"
+            f"--port: {parsed.host}:{parsed.port} cannot be listened on ({why}); name another"
         ) from None
     return OK
+
+
+async def _terminable(work: Coroutine[Any, Any, _T]) -> _T:
+    """Do the work; a SIGTERM ends it as Ctrl-C does, so that nothing is left behind."""
+    number = signal.SIGTERM
+    asyncio.get_running_loop().add_signal_handler(number, signal.raise_signal, signal.SIGINT)
+    return await work
 
 
 def _bench_games(parsed: argparse.Namespace) -> int:
@@ -204,6 +231,26 @@ def _bench_pace(parsed: argparse.Namespace) -> int:
 
 def _bench_dashboard(parsed: argparse.Namespace) -> int:
     return _show_bench(bench.dashboard(), parsed)
+
+
+def _bench_admission(parsed: argparse.Namespace) -> int:
+    config = configs.load(parsed.config, parsed.set)
+    try:
+        with tempfile.TemporaryDirectory() as logs:
+            measuring = overload.measure(
+                config,
+                parsed.engine,
+                logs=Path(logs),
+                seconds=parsed.seconds,
+                repeats=parsed.repeats,
+                load=parsed.load,
+                announce=terminal.view_for("plain").announce,
+            )
+            result = runner.run_loop(_terminable(measuring))
+    except EngineError as error:
+        print(f"arena: {error}", file=sys.stderr)
+        return ENGINE_FAILED
+    return _show_bench(result, parsed)
 
 
 def _show_bench(result: dict[str, Any], parsed: argparse.Namespace) -> int:
@@ -260,6 +307,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
         "bench_overhead": _bench_overhead,
         "bench_pace": _bench_pace,
         "bench_dashboard": _bench_dashboard,
+        "bench_admission": _bench_admission,
         "reference": _reference,
     }.items()
 }

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from arena import compare_figures as figures
+from arena import output
 from arena import workload as workloads
 from arena.compare_figures import Cell, EngineRecord, Measurement
 from arena.config import ConfigError, RunConfig
@@ -61,7 +62,7 @@ class CompareOptions:
     """How to compare."""
 
     log_dir: Path
-    """Where the engines' logs and process records stand."""
+    """Where the engines' logs and process records stand; made if it is not there."""
     seconds: float = 10.0
     """Of one cell."""
     repeats: int = 3
@@ -139,6 +140,12 @@ def prepare(config: RunConfig, names: Sequence[str], options: CompareOptions) ->
         _sample(workload),
     )
     _check_contexts(job)
+    try:
+        options.log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--logs: {options.log_dir} cannot be a folder of logs ({error.strerror}); name another"
+        ) from None
     if options.save_workload is not None:
         workloads.save(options.save_workload, workload)
     return job
@@ -164,6 +171,8 @@ def _check_options(options: CompareOptions) -> None:
     counts = options.concurrencies
     if any(number < 1 for number in counts) or len(set(counts)) < len(counts):
         raise ConfigError("--concurrency: give numbers from 1 on, each once")
+    if options.save_workload is not None:
+        output.check(options.save_workload, workloads.FILE)
 
 
 def _check_engines(config: RunConfig, names: Sequence[str]) -> None:

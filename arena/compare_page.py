@@ -1,14 +1,12 @@
 """A comparison as one self-contained HTML file. Names in it are text, whatever they hold."""
 
-import base64
-import hashlib
 import html
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from arena import output
 from arena.compare_figures import spread
 from arena.compare_text import (
     CELL_HEADINGS,
@@ -21,8 +19,9 @@ from arena.compare_text import (
     summary_text,
     unequal_text,
 )
-from arena.dashboard.server import STATIC, plotly_version, read_plotly
-from arena.store import StoreError
+from arena.dashboard.server import STATIC
+from arena.output import HTML_PAGE
+from arena.page import charts_script, embeddable, policy
 
 Row = Mapping[str, Any]
 
@@ -71,31 +70,25 @@ pre { padding: 8px 10px; overflow: auto; background: var(--raised); font: 12px/1
 """
 
 
+def check(path: Path) -> None:
+    """Raise the StoreError of `write`, as far as it can be known before there is a result."""
+    output.check(path, HTML_PAGE)
+    charts_script()
+
+
 def write(path: Path, result: Row) -> None:
-    """Write the page of a comparison, whole or not at all. StoreError if it cannot be."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(page(result), encoding="utf-8", newline="")
-        os.replace(partial, path)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
+    """Write the page of a comparison, as `output.write` does. StoreError if it cannot be."""
+    output.write(path, HTML_PAGE, [page(result)])
 
 
 def page(result: Row) -> str:
     """The HTML; StoreError where plotly is not installed."""
-    plotly = None if plotly_version() is None else read_plotly()
-    if plotly is None:
-        raise StoreError("plotly's package is missing; `arena doctor` says what to mend")
-    charts = plotly.body.decode()
-    policy = (
-        f"default-src 'none'; script-src {_digest(charts)} {_digest(_SCRIPT)}; "
-        "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-    )
+    charts = charts_script()
     style = (STATIC / "style.css").read_text(encoding="utf-8") + _STYLE
-    drawn = json.dumps(figures(result["cells"]), separators=(",", ":")).replace("<", "\\u003c")
+    drawn = embeddable(figures(result["cells"]))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy(charts, _SCRIPT)}">\n'
         f"<title>{_text(result['name'])}: engines compared</title>\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="color-scheme" content="light dark">\n<style>\n{style}</style>\n</head>\n'
@@ -103,11 +96,6 @@ def page(result: Row) -> str:
         f'<script type="application/json" id="figures">{drawn}</script>\n'
         f"<script>{charts}</script>\n<script>{_SCRIPT}</script>\n</body>\n</html>\n"
     )
-
-
-def _digest(script: str) -> str:
-    """A script as a content security policy names it."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 # what is written
@@ -270,8 +258,8 @@ def _each(
             "symbol": SYMBOLS[place % len(SYMBOLS)],
             **drawn.pop("marker", {}),
         }
-        # plotly reads some markup in names
-        shown = html.escape(name)
+        # plotly reads some markup in names, and no entity of a quotation mark
+        shown = html.escape(name, quote=False)
         traces.append(
             {
                 "name": shown,

@@ -7,96 +7,53 @@ it names: names and replies in the data are text, whatever they hold.
 import base64
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from arena import output
 from arena.dashboard.exhibit import drawings
 from arena.dashboard.server import STATIC, plotly_version, read_plotly
 from arena.details import match_detail
 from arena.figures import Figures
 from arena.follow import MatchRecords
 from arena.frames import Overview, bucket_data
+from arena.output import HTML_PAGE
 from arena.report import figures_of, result
 from arena.store import AttemptRow, MatchRow, PlyRow, Records, StoreError
 
 MOST_PLIES = 60_000
 """Games are put in from the first on until they have so many moves together: some 25 MB."""
 
-_DOCTYPE = b"<!doctype html>"
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=function |async function |class |const |let )", re.MULTILINE)
 
 
 def write(path: Path, records: Records) -> None:
-    """Write the page of a run to `path`, whole or not at all; a device or pipe is written to.
-
-    StoreError if it cannot be, or if what stands there is no page of this kind.
-    """
-    try:
-        is_there = path.exists()
-        if is_there and not path.is_file() and not path.is_dir():
-            path.write_text(page(records), encoding="utf-8", newline="")
-            return
-        if is_there and not _is_page(path):
-            raise StoreError(f"{path}: is there, and is no HTML page; name another file")
-        _replace(path.resolve(), page(records))
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
-    except ValueError as error:
-        raise StoreError(f"{str(path)!r}: is no file to write to ({error})") from None
-
-
-def _is_page(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(_DOCTYPE)).lower() == _DOCTYPE
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write beside its place and move it there."""
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", newline="", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    """Write the page of a run to `path`, as `output.write` does. StoreError if it cannot be."""
+    output.write(path, HTML_PAGE, [page(records)])
 
 
 def page(records: Records) -> str:
     """The HTML of a run's page; StoreError where plotly is not installed."""
-    plotly = None if plotly_version() is None else read_plotly()
-    if plotly is None:
-        raise StoreError("plotly's package is missing; `arena doctor` says what to mend")
-    charts, script = plotly.body.decode(), _script()
-    if "</script" in charts.lower():
-        raise StoreError("this version of plotly cannot stand inside a page; install another")
-    policy = (
-        f"default-src 'none'; script-src {_digest(charts)} {_digest(script)}; "
-        "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-    )
+    charts, script = charts_script(), _script()
+    data = embeddable(embedded(records))
     style = (STATIC / "style.css").read_text(encoding="utf-8")
     html = (STATIC / "index.html").read_text(encoding="utf-8")
     for old, new in (
         (
             '<meta charset="utf-8">',
             '<meta charset="utf-8">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy(charts, script)}">',
         ),
         ('<link rel="stylesheet" href="static/style.css">', f"<style>\n{style}</style>"),
         ('<script src="plotly.js" defer></script>\n', ""),
         (
             '<script type="module" src="static/main.js"></script>',
-            f'<script type="application/json" id="embedded">{_json(embedded(records))}</script>\n'
+            f'<script type="application/json" id="embedded">{data}</script>\n'
             f'<script>{charts}</script>\n<script type="module">{script}</script>',
         ),
     ):
@@ -104,6 +61,32 @@ def page(records: Records) -> str:
         assert found, f"index.html lacks {old}"
         html = before + new + after
     return html
+
+
+def charts_script() -> str:
+    """Plotly's script; StoreError where it is not installed or cannot stand inside a page."""
+    plotly = None if plotly_version() is None else read_plotly()
+    if plotly is None:
+        raise StoreError("plotly's package is missing; `arena doctor` says what to mend")
+    script = plotly.body.decode()
+    if "</script" in script.lower():
+        raise StoreError("this version of plotly cannot stand inside a page; install another")
+    return script
+
+
+def policy(*scripts: str) -> str:
+    """The content security policy of a page in which nothing runs but these scripts."""
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in scripts)
+    named = " ".join(f"'sha256-{digest.decode()}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {named}; "
+        "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def embeddable(value: Any) -> str:
+    """JSON that cannot end the element which holds it."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _script() -> str:
@@ -125,16 +108,6 @@ def _in_order(name: str, seen: list[str]) -> Iterator[str]:
     for needed in _IMPORT.findall(text):
         yield from _in_order(needed, seen)
     yield name
-
-
-def _digest(script: str) -> str:
-    """A script as a content security policy names it."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
-def _json(value: Any) -> str:
-    """JSON that cannot end the element which holds it."""
-    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
 @dataclass

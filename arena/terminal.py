@@ -715,6 +715,8 @@ def _tree_lines(value: Mapping[str, Any], indent: str = "") -> list[str]:
     for key, inner in value.items():
         if isinstance(inner, Mapping):
             lines += [f"{indent}{key}:", *_tree_lines(inner, indent + "  ")]
+        elif isinstance(inner, list) and not any(isinstance(item, Mapping) for item in inner):
+            lines.append(f"{indent}{key}: {', '.join(map(str, inner)) or 'none'}")
         elif isinstance(inner, list):
             for number, item in enumerate(inner):
                 lines += [f"{indent}{key} {number + 1}:", *_tree_lines(item, indent + "  ")]

@@ -10,7 +10,6 @@ and is refused. The prompts in it are text: each engine's own template makes ids
 
 import hashlib
 import json
-import os
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +21,9 @@ from typing import Any
 from agents import LlmConfig, sampling_seed, system_prompt
 from agents.prompt import lead
 from arena import config as configs
-from arena import schedule, store
+from arena import output, schedule, store
 from arena.config import ConfigError, RunConfig
+from arena.output import Kind
 from arena.pace import SeatPace
 from arena.schedule import MatchSpec
 from arena.store import Records
@@ -32,6 +32,7 @@ from serving import PromptParts, Sampling
 
 VERSION = 1
 """Of the file."""
+FILE = Kind("workload", b'{"boardfleet_workload":')
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,16 +234,9 @@ def _parts(
 
 
 def save(path: Path, workload: Workload) -> None:
-    """Write a workload, whole or not at all; ConfigError where it cannot be."""
+    """Write a workload, as `output.write` does; StoreError where it cannot be."""
     header = {"boardfleet_workload": VERSION, "digest": workload.digest, "source": workload.source}
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(_json(header) + "\n")
-            file.writelines(line + "\n" for line in _lines(workload))
-        os.replace(partial, path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from None
+    output.write(path, FILE, (line + "\n" for line in chain([_json(header)], _lines(workload))))
 
 
 def load(path: Path) -> Workload:

@@ -55,6 +55,7 @@ from serving.fake_wire import (
     Refused,
     compact,
     error_of,
+    sglang_no_room,
 )
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -275,6 +276,8 @@ class FakeServer:
             raise form.no_model(question.model, self.config.model)
         if question.rid is not None and question.rid in self._rids:
             raise form.bad(f"Duplicate request ID detected: {question.rid}")
+        if form.dialect == "sglang" and tokens + question.max_tokens > context > tokens:
+            raise form.bad(sglang_no_room(tokens, question.max_tokens, context))
         if tokens < context:
             return question
         if not question.is_cut:

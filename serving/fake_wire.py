@@ -284,6 +284,15 @@ def sglang_too_long(tokens: int, context: int) -> str:
     )
 
 
+def sglang_no_room(tokens: int, max_tokens: int, context: int) -> str:
+    """Other servers let an answer end where the context does."""
+    return (
+        f"Requested token count exceeds the model's maximum context length of {context} tokens. "
+        f"You requested a total of {tokens + max_tokens} tokens: {tokens} tokens from the input "
+        f"messages and {max_tokens} tokens for the completion."
+    )
+
+
 # ---------------------------------------------------------------- OpenAI's endpoints
 
 

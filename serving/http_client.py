@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -118,9 +118,7 @@ class HttpClient:
         """
         request = stream.request
         call = self._dialect.call(request, stream.wire_id)
-        # what routes by it keeps a match at one replica, where its transcript is cached
-        headers = {"X-Session-ID": request.match_id} if request.match_id else {}
-        async with self._post(url, call, headers) as response:
+        async with self._post(url, call, request.match_id) as response:
             stream.headers_at = time.monotonic()
             await self._check(response)
             await self._read(response, stream)
@@ -129,9 +127,10 @@ class HttpClient:
         if stream.reading.finish is None:
             raise MalformedReply("the answer does not say why it ended")
 
-    async def does(self, url: str, call: Call) -> bool:
-        """Whether a call that is no question is answered with 200; raises EngineUnavailable."""
-        async with self._post(url, call, {}) as response:
+    async def does(self, url: str, call: Call, match_id: str = "") -> bool:
+        """Whether a call that is no question, but may be about one of a match, is answered with
+        200; raises EngineUnavailable."""
+        async with self._post(url, call, match_id) as response:
             return response.status == 200
 
     async def readiness(self, url: str) -> Readiness:
@@ -189,10 +188,13 @@ class HttpClient:
 
     @asynccontextmanager
     async def _post(
-        self, url: str, call: Call, headers: Mapping[str, str]
+        self, url: str, call: Call, match_id: str
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         body = json.dumps(call.body, ensure_ascii=False, separators=(",", ":")).encode()
-        headers = {"Content-Type": "application/json", **headers}
+        headers = {"Content-Type": "application/json"}
+        if match_id:
+            # what routes by it keeps a match at one replica, where its transcript is cached
+            headers["X-Session-ID"] = match_id
         async with self._errors_of_ours():
             response = await self._session.post(
                 url + call.path, data=body, headers=headers, allow_redirects=False

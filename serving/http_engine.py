@@ -53,6 +53,7 @@ _PROBE = PromptParts("Answer questions in English.", "", "What is the capital of
 """Nobody answers this with one of the choices who is not made to."""
 
 _FORGET_S = 10.0
+_START_PAUSES_S = (0.25, 0.5, 1.0, 2.0, 4.0)
 _DEATH_S = 0.5
 """A connection that a dying server cuts is seen this long before its end."""
 _PATIENCE = 4
@@ -199,7 +200,7 @@ class HttpEngine:
         primers = [
             Request(f"prime-{n}", "", prompt, None, 1, Sampling(), limit_s) for n in range(copies)
         ]
-        await asyncio.gather(*map(self.generate, primers))
+        await asyncio.gather(*map(self._ask_patiently, primers))
 
     async def reset_prefix_cache(self) -> bool:
         if self._streams:
@@ -270,18 +271,18 @@ class HttpEngine:
         """The connection is closed already; tell a server that wants to be told besides."""
         call = self._dialect.abort(stream.wire_id)
         if call is not None and self._final is None:
-            errand = asyncio.create_task(self._send(server, call))
+            errand = asyncio.create_task(self._send(server, call, stream.request.match_id))
             self._errands.add(errand)
             errand.add_done_callback(self._errands.discard)
 
-    async def _send(self, server: Server, call: Call) -> None:
+    async def _send(self, server: Server, call: Call, match_id: str) -> None:
         with contextlib.suppress(TimeoutError, EngineUnavailable):
             async with asyncio.timeout(LOOK_S):
-                await self._does(server, call)
+                await self._does(server, call, match_id)
 
-    async def _does(self, server: Server, call: Call) -> bool:
+    async def _does(self, server: Server, call: Call, match_id: str = "") -> bool:
         assert self._client is not None
-        return await self._client.does(server.url, call)
+        return await self._client.does(server.url, call, match_id)
 
     def _reply(self, stream: Stream, otherwise: Finish) -> Reply:
         reading, request = stream.reading, stream.request
@@ -394,7 +395,7 @@ class HttpEngine:
         most = max(len(choice.encode()) for choice in PROBE_CHOICES) + 1
         limit_s = self._config.start_seconds
         prompt = await asyncio.to_thread(template.render, _PROBE)
-        reply = await self.generate(
+        reply = await self._ask_patiently(
             Request("probe", "", prompt, PROBE_CHOICES, most, Sampling(temperature=0), limit_s)
         )
         if reply.text not in PROBE_CHOICES:
@@ -403,6 +404,21 @@ class HttpEngine:
                 f"made to choose of {' and '.join(PROBE_CHOICES)}, it answered "
                 f"{one_line(reply.text, 60)!r}"
             )
+
+    async def _ask_patiently(self, request: Request) -> Reply:
+        """A question of a start, which a refusal, a cut or a crash is not to end: asked again, with
+        longer and longer pauses."""
+        for pause_s in _START_PAUSES_S:
+            try:
+                return await self.generate(request)
+            except (RequestRejected, MalformedReply):
+                raise
+            except EngineError as error:
+                if isinstance(error, EngineDead) and error.final:
+                    raise
+                log.warning("engine.asked_again", engine=self.name, kind=error.kind, why=str(error))
+            await asyncio.sleep(pause_s)
+        return await self.generate(request)
 
     # failures
 

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
+# asserts that stand outside test files are told in full too
+pytest.register_assert_rewrite("tests.serving.contract")
+
 EVERY_PLY = [
     "agents",
     "arena.pace",

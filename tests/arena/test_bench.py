@@ -1,6 +1,7 @@
 """The benches run through the product's own path and print what was promised of them."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +50,82 @@ def test_pace(capsys: pytest.CaptureFixture[str]) -> None:
 def test_seats_come_in_pairs(capsys: pytest.CaptureFixture[str], seats: str) -> None:
     assert cli.main(["bench", "pace", "--seats", seats]) == 2
     assert "give even numbers" in capsys.readouterr().err
+
+
+OVERLOADED = """
+name = "overloaded"
+[engines.main]
+kind = "scripted"
+latency_seconds = [0.05, 0.05]
+max_concurrent = 4
+[[agents]]
+name = "one"
+kind = "llm"
+engine = "main"
+[[agents]]
+name = "two"
+kind = "llm"
+engine = "main"
+[tournament]
+games = ["chess"]
+pairs = 2
+parallel_matches = 4
+max_plies = 8
+[pace]
+move_period_seconds = 1.0
+[slo]
+move_seconds = 0.3
+"""
+
+
+def test_admission(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "overloaded.toml"
+    config.write_text(OVERLOADED)
+    command = ("admission", str(config), "--engine", "main", "--seconds", "2", "--repeats", "2")
+    result = printed(capsys, *command)
+    rows = result["repeats"]
+    assert isinstance(rows, list)
+    assert len(rows) == 2
+    for row in rows:
+        queue, admission = row["queue"], row["admission"]
+        assert queue["offered"] == admission["offered"] == int(2 * row["capacity"] * 2)
+        for way in (queue, admission):
+            assert way["answered"] + sum(way["errors"].values()) == way["offered"]
+        assert queue["errors"] == {}, "a plain queue refuses nobody"
+        assert admission["errors"].keys() == {"overloaded"}
+        assert not queue["caps"]
+        assert admission["caps"]
+        assert row["gain"] == admission["in_time_per_s"] / queue["in_time_per_s"]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--engine", "other"), "no engine is named so; engines: main"),
+        (("--engine", "main", "--load", "1"), "--load: give more than 1"),
+        (("--engine", "main", "--repeats", "0"), "--repeats: give 1 to 20"),
+        (("--engine", "main", "--seconds", "nan"), "--seconds: give 1 to 600"),
+        (
+            ("--engine", "main", "--set", "engines.main.max_concurrent=5"),
+            "5 questions at once need as many matches, and the config has 4",
+        ),
+    ],
+)
+def test_admission_says_what_cannot_be_measured(
+    options: tuple[str, ...], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "overloaded.toml"
+    config.write_text(OVERLOADED)
+    assert cli.main(["bench", "admission", str(config), *options]) == 2
+    assert line in capsys.readouterr().err
+
+
+def test_admission_of_an_engine_that_does_not_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "overloaded.toml"
+    silent = OVERLOADED.replace('"scripted"', '"openai"\nurl = "http://127.0.0.1:9"\nmodel = "any"')
+    config.write_text(silent.replace("latency_seconds = [0.05, 0.05]\n", ""))
+    command = ["bench", "admission", str(config), "--engine", "main"]
+    assert cli.main(command) == 3
+    assert "did not answer within" in capsys.readouterr().err

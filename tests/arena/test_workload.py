@@ -213,7 +213,7 @@ def test_a_file_that_is_no_text_or_not_there_is_one_line(
         workload.load(tmp_path / "binary")
     with pytest.raises(ConfigError, match="cannot be read"):
         workload.load(tmp_path / "missing.jsonl")
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(StoreError, match="cannot be written"):
         workload.save(tmp_path / "missing" / "w.jsonl", recorded)
 
 

@@ -407,6 +407,18 @@ async def test_a_constraint_that_is_ignored_is_told_at_the_start(name: str, stag
 
 
 @every_kind
+async def test_a_start_outlives_what_a_moment_mends(name: str, stage: Stage) -> None:
+    """The probe is question 0; priming asks the next ones."""
+    kinds: tuple[FaultKind, ...] = ("queue_full_429", "reset", "queue_full_503", "truncate")
+    faults = [FakeFault(kind=kind, at=(at,)) for kind, at in zip(kinds, (0, 1, 3, 4), strict=True)]
+    server, subject = await stage.pair(name, *faults)
+    assert len(server.seen) == 3
+    await subject.engine.prime(subject.ask().prompt)
+    assert len(server.seen) >= 6
+    assert await answered(subject)
+
+
+@every_kind
 async def test_a_crashed_server_is_waited_for(name: str, stage: Stage) -> None:
     crash = FakeFault(kind="crash", at=(3,), seconds=0.5)
     server, subject = await stage.pair(name, crash, speed=1.0, stall_seconds=5.0)

@@ -529,6 +529,17 @@ async def test_an_answer_is_cut_at_its_bound_and_at_the_context() -> None:
     assert (full.events[-1]["tokens_predicted"], full.events[-1]["stop_type"]) == (3, "limit")
 
 
+async def test_sglang_refuses_a_question_whose_answer_may_not_fit() -> None:
+    """Its prompt of 40 ids does fit."""
+    room = SGLANG.body["sampling_params"]["max_new_tokens"]
+    for context, code in ((40 + room, None), (39 + room, 400)):
+        got = await answer_of(SGLANG, context_tokens=context)
+        event = got.events[0]
+        assert event.get("error", {}).get("code") == code
+        if code is not None:
+            assert f"a total of {40 + room} tokens" in event["error"]["message"]
+
+
 async def test_ollama_cuts_a_long_prompt_unless_told_not_to() -> None:
     async with FakeServer(config_of("ollama", context_tokens=16)) as server:
         got = await ask(server.url, "/api/chat", OLLAMA.body)
