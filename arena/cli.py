@@ -2,7 +2,7 @@
 
 Exit codes: 0 done; 1 finished, a check failed; 2 bad config or usage, nothing written; 3 an engine
 could not start or died for good, the run is kept; 130 interrupted, the run is kept. A comparison
-ends with 3 too where an engine was not measured in every cell; interrupted, nothing of it is kept.
+ends with 3 too where an engine was not measured in every cell; interrupted, it tells what it has.
 """
 
 import argparse
@@ -136,14 +136,22 @@ def _add_compare(commands: Any) -> None:
     compare.add_argument("--seconds", type=float, default=10.0, help="of one cell")
     compare.add_argument("--repeats", type=int, default=3)
     compare.add_argument(
-        "--concurrency", type=int, nargs="+", default=[1, 4, 16], metavar="N", help="closed loops"
+        "--concurrency",
+        type=int,
+        nargs="+",
+        action="extend",
+        metavar="N",
+        help="closed loops; default: 1 4 16, as far as there are so many matches",
     )
     compare.add_argument(
         "--workload", type=Path, metavar="F|DIR", help="a saved workload, or a run's folder"
     )
     compare.add_argument("--save-workload", type=Path, metavar="F")
     compare.add_argument(
-        "--logs", type=Path, metavar="DIR", help="keep the engines' logs; default: thrown away"
+        "--logs",
+        type=Path,
+        metavar="DIR",
+        help="keep the engines' logs; default: thrown away, unless an engine fails",
     )
     form = compare.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object")

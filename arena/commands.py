@@ -5,10 +5,11 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +27,7 @@ from arena import (
     terminal,
 )
 from arena import config as configs
-from arena.config import ConfigError
+from arena.config import ConfigError, RunConfig
 from arena.dashboard.guard import TOKEN_VARIABLE, Binding, parse_binding
 from arena.dashboard.server import DashboardError
 from arena.show import Show
@@ -159,19 +160,24 @@ def _compare(parsed: argparse.Namespace) -> int:
     if parsed.html is not None:
         compare_page.check(parsed.html)
     with contextlib.ExitStack() as stack:
-        logs = parsed.logs or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        logs = parsed.logs or Path(tempfile.mkdtemp(prefix="arena-compare-"))
+        if parsed.logs is None:
+            stack.callback(shutil.rmtree, logs, ignore_errors=True)
         options = compare.CompareOptions(
             logs,
             parsed.seconds,
             parsed.repeats,
-            tuple(parsed.concurrency),
+            parsed.concurrency and tuple(parsed.concurrency),
             parsed.workload,
             parsed.save_workload,
         )
-        view = terminal.view_for("plain")
-        result = runner.run_loop(
-            _terminable(compare.run(config, parsed.engine, options, announce=view.announce))
-        )
+        result = runner.run_loop(_comparing(config, parsed.engine, options))
+        has_failed = any(engine["failures"] for engine in result["engines"])
+        if has_failed and parsed.logs is None and any(logs.iterdir()):
+            stack.pop_all()  # what failed names them
+            print(f"kept: the engines' logs in {logs}", file=sys.stderr)
+    if result["interrupted"] and not any(cell["offered"] for cell in result["cells"]):
+        raise KeyboardInterrupt
     if parsed.html is not None:
         compare_page.write(parsed.html, result)
         print(f"written: {parsed.html}", file=sys.stderr)
@@ -179,7 +185,21 @@ def _compare(parsed: argparse.Namespace) -> int:
         _print_json(result)
     else:
         terminal.print_compare(result, sys.stdout)
-    return ENGINE_FAILED if any(engine["failures"] for engine in result["engines"]) else OK
+    if result["interrupted"]:
+        print("arena: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return ENGINE_FAILED if has_failed else OK
+
+
+async def _comparing(
+    config: RunConfig, names: Sequence[str], options: compare.CompareOptions
+) -> dict[str, Any]:
+    """Compare; Ctrl-C or a SIGTERM ends it with what was measured until then."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    announce = terminal.view_for("plain").announce
+    return await compare.run(config, names, options, announce=announce, stop=stop)
 
 
 def _fake_server(parsed: argparse.Namespace) -> int:
@@ -200,8 +220,9 @@ def _fake_server(parsed: argparse.Namespace) -> int:
         if urls:
             raise
         why = getattr(error, "strerror", None) or str(error)
+        host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
         raise ConfigError(
-            f"--port: {parsed.host}:{parsed.port} cannot be listened on ({why}); name another"
+            f"--port: {host}:{parsed.port} cannot be listened on ({why}); name another"
         ) from None
     return OK
 

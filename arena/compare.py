@@ -1,17 +1,17 @@
 """Engines compared on the same work: one workload is replayed on each, one engine at a time.
 
     for each repeat
-        for each engine, in another order each time
-            start it
+        for each engine, shuffled, and the next time in the reverse
+            start it, ask it the greedy sample
             for each cell, shuffled: forget prefixes → prime, settle → measure → drain
             end it
 
 Repeats are spread over the whole time, so that a machine that slows down slows all engines alike.
 In the open loop questions leave when they are due, answered or not, as clocks do not wait; in the
-closed loop so many workers each take whole matches, ply by ply. The matches that begin a cell ask
-their first questions before it (prime, settle), so that an engine with one cache and one with a
-cache a slot are prepared alike. An engine that fails is a row with its failures, and the others go
-on.
+closed loop so many workers each take whole matches, ply by ply. The matches that begin a cell, or
+are under way where it begins, ask their questions before it uncounted (prime, settle), so that an
+engine with one cache and one with a cache a slot are prepared alike. An engine that fails is a row
+with its failures, and the others go on.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ import os
 import platform
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -44,10 +44,13 @@ from serving import (
     local_directory,
 )
 from serving.dialect import Command
+from serving.http_config import HttpEngineConfig
 from serving.models import packaged_gguf, shape_of
+from serving.openai_chat import ChatConfig
 from serving.vllm_config import engine_args, installed_build
 
-MOST_SECONDS = 3600
+CONCURRENCIES = 1, 4, 16
+LEAST_SECONDS, MOST_SECONDS = 0.1, 3600
 MOST_REPEATS = 100
 GREEDY_MATCHES, GREEDY_PLIES = 4, 10
 """The sample of questions that engines' greedy answers are compared on."""
@@ -66,8 +69,8 @@ class CompareOptions:
     seconds: float = 10.0
     """Of one cell."""
     repeats: int = 3
-    concurrencies: tuple[int, ...] = (1, 4, 16)
-    """Closed loops."""
+    concurrencies: tuple[int, ...] | None = None
+    """Closed loops; None: those of `CONCURRENCIES` that the workload has matches for."""
     workload: Path | None = None
     """A workload's file or a run's folder; None: recorded from the config."""
     save_workload: Path | None = None
@@ -86,9 +89,11 @@ class Job:
     """Questions for greedy answers."""
 
     def order(self, repeat: int) -> tuple[str, ...]:
-        """The engines, beginning with another one each time."""
-        first = repeat % len(self.names)
-        return self.names[first:] + self.names[:first]
+        """The engines, shuffled, and in the next repeat in the reverse: none always follows the
+        same one."""
+        names = list(self.names)
+        random.Random(f"order/{self.workload.digest}/{repeat // 2}").shuffle(names)
+        return tuple(reversed(names) if repeat % 2 else names)
 
     def shuffled_cells(self, repeat: int) -> list[Cell]:
         """The same for every engine."""
@@ -97,11 +102,36 @@ class Job:
         return cells
 
     def matches(self, repeat: int, cell: Cell) -> tuple[tuple[WorkItem, ...], ...]:
-        """The matches, from others on in each cell and repeat; the same for every engine."""
+        """Those of a closed loop, from others on in each cell and repeat; the same for every
+        engine."""
         matches = self.workload.matches
         number = repeat * len(self.cells) + self.cells.index(cell)
         first = number * len(matches) // (self.options.repeats * len(self.cells))
         return matches[first:] + matches[:first]
+
+    @property
+    def steady_s(self) -> tuple[float, float]:
+        """Of the workload's times, from when to when all places are taken by matches that have
+        asked their first questions."""
+        ends = sorted(match[-1].arrival_s for match in self.workload.matches)
+        begin = WARM_PLIES * self.workload.move_period_seconds
+        return begin, ends[-self.workload.parallel_matches :][0]
+
+    def stretch(self, repeat: int) -> tuple[list[list[WorkItem]], list[WorkItem]]:
+        """What the open loop asks in a repeat, from another place of the workload on in each: of
+        every match under way there its last questions before, uncounted, and all from there on,
+        with times that begin at 0. The same for every engine."""
+        first, last = self.steady_s
+        room = max(0.0, last - first - self.options.seconds)
+        begin = first + room * repeat / self.options.repeats
+        before = [
+            [item for item in match if item.arrival_s < begin][-WARM_PLIES:]
+            for match in self.workload.matches
+            if match[-1].arrival_s >= begin
+        ]
+        items = self.workload.items
+        coming = [replace(i, arrival_s=i.arrival_s - begin) for i in items if i.arrival_s >= begin]
+        return before, coming
 
     def build(self, name: str) -> Limited:
         return build_engine(
@@ -125,20 +155,8 @@ def prepare(config: RunConfig, names: Sequence[str], options: CompareOptions) ->
         workload = workloads.record(config)
     else:
         workload = workloads.load(options.workload)
-    most = max(options.concurrencies, default=0)
-    if most > len(workload.matches):
-        raise ConfigError(
-            f"--concurrency: {most} questions at once need as many matches, and the workload has "
-            f"{len(workload.matches)}; raise tournament.pairs or ask for less"
-        )
-    job = Job(
-        config,
-        chosen,
-        options,
-        workload,
-        (Cell("open", None), *(Cell("closed", number) for number in options.concurrencies)),
-        _sample(workload),
-    )
+    cells = (Cell("open", None), *(Cell("closed", n) for n in _concurrencies(options, workload)))
+    job = Job(config, chosen, options, workload, cells, _sample(workload))
     _check_contexts(job)
     try:
         options.log_dir.mkdir(parents=True, exist_ok=True)
@@ -149,6 +167,19 @@ def prepare(config: RunConfig, names: Sequence[str], options: CompareOptions) ->
     if options.save_workload is not None:
         workloads.save(options.save_workload, workload)
     return job
+
+
+def _concurrencies(options: CompareOptions, workload: Workload) -> Sequence[int]:
+    most = len(workload.matches)
+    if options.concurrencies is None:
+        return [number for number in CONCURRENCIES if number <= most]
+    for number in options.concurrencies:
+        if number > most:
+            raise ConfigError(
+                f"--concurrency: {number} questions at once need as many matches, and the "
+                f"workload has {most}; raise tournament.pairs or ask for less"
+            )
+    return options.concurrencies
 
 
 def _sample(workload: Workload) -> tuple[WorkItem, ...]:
@@ -164,11 +195,11 @@ def _sample(workload: Workload) -> tuple[WorkItem, ...]:
 
 
 def _check_options(options: CompareOptions) -> None:
-    if not 0 < options.seconds <= MOST_SECONDS:
-        raise ConfigError(f"--seconds: give up to {MOST_SECONDS}")
+    if not LEAST_SECONDS <= options.seconds <= MOST_SECONDS:
+        raise ConfigError(f"--seconds: give {LEAST_SECONDS} to {MOST_SECONDS}")
     if not 1 <= options.repeats <= MOST_REPEATS:
         raise ConfigError(f"--repeats: give 1 to {MOST_REPEATS}")
-    counts = options.concurrencies
+    counts = options.concurrencies or ()
     if any(number < 1 for number in counts) or len(set(counts)) < len(counts):
         raise ConfigError("--concurrency: give numbers from 1 on, each once")
     if options.save_workload is not None:
@@ -222,24 +253,48 @@ async def run(
     options: CompareOptions,
     *,
     announce: Callable[[str], None] = lambda line: None,
+    stop: asyncio.Event | None = None,
 ) -> dict[str, Any]:
     """Compare the engines of these names (none: all of the config); CONTRACTS' `compare` object.
 
-    `announce` is told in a line what goes on. Raises ConfigError or StoreError before any engine
-    starts. Whatever ends it, no process of an engine is left.
+    `announce` is told in a line what goes on. Once `stop` is set nothing more is measured, and the
+    result is of what was. Raises ConfigError or StoreError before any engine starts. Whatever ends
+    it, no process of an engine is left.
     """
     job = await asyncio.to_thread(prepare, config, names, options)
-    announce(
-        f"{len(job.workload.items)} questions of {len(job.workload.matches)} matches, "
-        f"{len(job.cells)} cells of {options.seconds:g} s, {options.repeats} repeats, "
-        f"engines {', '.join(job.names)}"
-    )
+    for text in _plan_texts(job):
+        announce(text)
     records = {name: _new_record(job, name) for name in job.names}
-    for repeat in range(options.repeats):
+    async with asyncio.TaskGroup() as group:
+        measuring = group.create_task(_measure_all(job, records, announce))
+        stopping = group.create_task((stop or asyncio.Event()).wait())
+        await asyncio.wait({measuring, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        measuring.cancel()
+        stopping.cancel()
+    return _result(job, list(records.values()), is_cut_short=measuring.cancelled())
+
+
+def _plan_texts(job: Job) -> Iterator[str]:
+    matches, options = len(job.workload.matches), job.options
+    yield (
+        f"{len(job.workload.items)} questions of {matches} matches, {len(job.cells)} cells of "
+        f"{options.seconds:g} s, {options.repeats} repeats, engines {', '.join(job.names)}"
+    )
+    left_out = [str(number) for number in CONCURRENCIES if number > matches]
+    if options.concurrencies is None and left_out:
+        yield (
+            f"closed {', '.join(left_out)} left out: the workload has {matches} matches; raise "
+            "tournament.pairs"
+        )
+
+
+async def _measure_all(
+    job: Job, records: Mapping[str, EngineRecord], announce: Callable[[str], None]
+) -> None:
+    for repeat in range(job.options.repeats):
         for name in job.order(repeat):
             trial = _Trial(job, records[name], repeat, announce)
             await trial.run()
-    return _result(job, list(records.values()))
 
 
 def _new_record(job: Job, name: str) -> EngineRecord:
@@ -251,7 +306,7 @@ def _new_record(job: Job, name: str) -> EngineRecord:
         settings.max_concurrent,
         settings.model_dump(mode="json", exclude_none=True),
     )
-    record.cells = {cell: [] for cell in job.cells}
+    record.cells = {cell: [None] * job.options.repeats for cell in job.cells}
     return record
 
 
@@ -268,14 +323,12 @@ class _Trial:
     async def run(self) -> None:
         """Measure what can be; what cannot is told in the record. Raises nothing for an engine."""
         record = self._record
-        if self._repeat == 0 or record.start_s:
-            try:
+        try:
+            if self._repeat == 0 or (record.start_s and not record.is_refused):
                 await self._serve()
-            # a user's own engine raises what it likes, and one engine must not end the others
-            except Exception as error:  # noqa: BLE001
-                self._failed(error)
-        for runs in record.cells.values():
-            runs += [None] * (self._repeat + 1 - len(runs))
+        # a user's own engine raises what it likes, and one engine must not end the others
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
 
     def _failed(self, error: Exception, cell: Cell | None = None) -> None:
         where = self._where if cell is None else f"{self._where}, {cell}"
@@ -294,6 +347,7 @@ class _Trial:
             record.flags = flags_of(engine, job.config.engine(record.name))
             refusal = await asyncio.to_thread(context_refusal, engine, job.workload)
             if refusal is not None:
+                record.is_refused = True
                 raise ConfigError(f"engines.{record.name}.context_tokens: {refusal}")
             await self._measure(Asker(engine, job.config.pace.move_limit_seconds))
         finally:
@@ -304,10 +358,11 @@ class _Trial:
         record, job = self._record, self._job
         watching = asyncio.create_task(asker.watch())
         try:
-            if not record.greedy:
-                limit_s = GREEDY_CELLS * job.options.seconds
-                await self._get_ready(asker, ())
-                record.greedy = await asker.greedy(job.sample, limit_s)
+            # at every start, so that the first cell of each meets an engine that has worked
+            await self._get_ready(asker, ())
+            texts = await asker.greedy(job.sample, GREEDY_CELLS * job.options.seconds)
+            if not any(record.greedy):
+                record.greedy = texts
             for cell in job.shuffled_cells(self._repeat):
                 if asker.dead is None:
                     await self._try_cell(asker, cell)
@@ -319,36 +374,48 @@ class _Trial:
     async def _try_cell(self, asker: Asker, cell: Cell) -> None:
         try:
             run = await self._measure_cell(asker, cell)
-        except (EngineError, TimeoutError) as error:
-            self._failed(error, cell)
-            self._record.cells[cell].append(None)
+        except (EngineError, TimeoutError, ConfigError) as error:
+            if error is not asker.dead:  # which is told once, of all cells
+                self._failed(error, cell)
         else:
-            self._record.cells[cell].append(run)
+            self._record.cells[cell][self._repeat] = run
             self._tell(cell, run)
 
     async def _measure_cell(self, asker: Asker, cell: Cell) -> Measurement:
         job, seconds = self._job, self._job.options.seconds
+        restarts = asker.restarts
         if cell.concurrency is None:
-            await self._get_ready(asker, job.workload.matches[: job.workload.parallel_matches])
-            return await asker.open_loop(job.workload.items, seconds)
-        matches = job.matches(self._repeat, cell)
-        first, rest = matches[: cell.concurrency], matches[cell.concurrency :]
-        await self._get_ready(asker, first)
-        begun = [match[WARM_PLIES:] for match in first]
-        return await asker.closed_loop([*begun, *rest], cell.concurrency, seconds)
+            before, items = job.stretch(self._repeat)
+            failed = await self._get_ready(asker, before)
+            run = await asker.open_loop(items, seconds)
+        else:
+            matches = job.matches(self._repeat, cell)
+            first, rest = matches[: cell.concurrency], matches[cell.concurrency :]
+            failed = await self._get_ready(asker, first)
+            begun = [match[WARM_PLIES:] for match in first]
+            run = await asker.closed_loop([*begun, *rest], cell.concurrency, seconds)
+        if not run.answers:
+            raise ConfigError(
+                "no question was left to be counted; raise tournament.pairs or --seconds"
+            )
+        return replace(run, warm_failed=failed, restarts=asker.restarts - restarts)
 
-    async def _get_ready(self, asker: Asker, matches: Sequence[Sequence[WorkItem]]) -> None:
-        """Prefixes forgotten, and the matches that begin asked for the first time."""
+    async def _get_ready(self, asker: Asker, matches: Sequence[Sequence[WorkItem]]) -> int:
+        """Prefixes forgotten, and the matches' first questions asked; how many of those got no
+        legal move. Raises what ended the engine for good."""
         try:
             async with asyncio.timeout(READY_S):
                 self._record.forgets &= await asker.forget()
-                await asker.warm(matches)
+                failed = await asker.warm(matches)
         except TimeoutError:
             raise TimeoutError(f"was not ready within {READY_S:g} s") from None
+        if asker.dead is not None:
+            raise asker.dead
+        return failed
 
     def _tell(self, cell: Cell, run: Measurement) -> None:
-        rate, failed = len(run.moves) / run.seconds, sum(a.fault is not None for a in run.answers)
-        told = f"{self._where}, {cell}: {rate:.1f} moves/s"
+        failed = sum(answer.fault is not None for answer in run.answers)
+        told = f"{self._where}, {cell}: {run.moves_per_s:.1f} moves/s"
         self._announce(told + (f", {failed} of {len(run.answers)} failed" if failed else ""))
 
 
@@ -379,34 +446,57 @@ def flags_of(engine: Limited, settings: EngineConfig) -> list[str]:
 
 
 _DEFAULT_DTYPE = "bfloat16 on a CPU, else the model's"
-_KNOBS = (
-    "max_concurrent",
-    "max_queued",
-    "context_tokens",
-    "adaptive",
-    "max_batched_tokens",
-    "kv_cache_bytes",
-    "memory_fraction",
-    "kv_dtype",
-    "block_tokens",
-    "threads",
+_NO_KNOBS = frozenset(
+    {
+        "kind",
+        "url",
+        "api_key_env",
+        "model",
+        "served_model",
+        "start_seconds",
+        "scrape_seconds",
+        "slo_seconds",
+    }
 )
+"""Settings that change nothing of an engine's work, or are told as something else."""
 
 
 def knobs_of(settings: EngineConfig) -> dict[str, Any]:
-    """What must be the same for engines to be compared; None where an engine was left to its own
-    choice or has no such knob."""
-    knobs = {knob: getattr(settings, knob, None) for knob in _KNOBS}
-    dtype = getattr(settings, "dtype", _DEFAULT_DTYPE) or _DEFAULT_DTYPE
-    if "dtype" in settings.lacking:
-        dtype = settings.lacking["dtype"].partition(";")[0]
+    """Every setting that must be the same for engines to be compared.
+
+    None where an engine was left to its own choice or has no such knob, `AS_SERVED` where only who
+    started a running server knows it.
+    """
+    common = {knob: getattr(settings, knob) for knob in EngineConfig.model_fields}
+    said = settings.model_dump(mode="json", exclude_defaults=True)
+    knobs = common | said | dict.fromkeys(sorted(_launched_elsewhere(settings)), figures.AS_SERVED)
     return {
-        **knobs,
-        "prefix_cache": getattr(settings, "prefix_cache", True),
+        **{knob: value for knob, value in knobs.items() if knob not in _NO_KNOBS},
+        "slo_seconds": settings.slo_seconds if settings.adaptive else None,
         "weights": _weights(settings),
-        "dtype": dtype,
+        "dtype": _dtype(settings),
         "slots": getattr(settings, "slots", None),
     }
+
+
+def _launched_elsewhere(settings: EngineConfig) -> frozenset[str]:
+    """Knobs that a running server was started with; none of an engine that is started here."""
+    if not isinstance(settings, HttpEngineConfig) or settings.is_launched:
+        return frozenset()
+    # of these protocols no server says such things
+    more = settings.lacking if isinstance(settings, ChatConfig) else ()
+    return settings.launch_only.union(more)
+
+
+def _dtype(settings: EngineConfig) -> str | None:
+    """The type of the weights that an engine computes with; None of one that has no such knob."""
+    if "dtype" in _launched_elsewhere(settings):
+        return figures.AS_SERVED
+    if "dtype" in settings.lacking:
+        return settings.lacking["dtype"].partition(";")[0]
+    if not hasattr(settings, "dtype"):
+        return None
+    return settings.dtype or _DEFAULT_DTYPE
 
 
 def _weights(settings: EngineConfig) -> str | None:
@@ -415,7 +505,7 @@ def _weights(settings: EngineConfig) -> str | None:
     if model is None:
         return None
     if getattr(settings, "url", None) is not None:
-        return f"{model}, as the server has it"
+        return f"{model}, {figures.AS_SERVED}"
     is_packaged = model == PACKAGED_MODEL
     if not is_packaged and not model.endswith(".gguf"):
         return model
@@ -426,7 +516,7 @@ def _weights(settings: EngineConfig) -> str | None:
     return name if "dtype" in settings.lacking else f"{name}, dequantised"
 
 
-def _result(job: Job, records: Sequence[EngineRecord]) -> dict[str, Any]:
+def _result(job: Job, records: Sequence[EngineRecord], *, is_cut_short: bool) -> dict[str, Any]:
     workload, options, config = job.workload, job.options, job.config
     plies = len(workload.items) / len(workload.matches)
     cells = [
@@ -438,11 +528,12 @@ def _result(job: Job, records: Sequence[EngineRecord]) -> dict[str, Any]:
     return {
         "schema_version": figures.SCHEMA_VERSION,
         "name": config.name,
+        "interrupted": is_cut_short,
         "machine": {"processors": os.cpu_count(), "system": platform.platform()},
         "options": {
             "seconds": options.seconds,
             "repeats": options.repeats,
-            "concurrencies": list(options.concurrencies),
+            "concurrencies": [cell.concurrency for cell in job.cells if cell.loop == "closed"],
             "slo_seconds": config.slo.move_seconds,
             "move_limit_seconds": config.pace.move_limit_seconds,
         },
@@ -454,21 +545,35 @@ def _result(job: Job, records: Sequence[EngineRecord]) -> dict[str, Any]:
             "parallel_matches": workload.parallel_matches,
             "move_period_seconds": workload.move_period_seconds,
         },
-        "engines": [_engine_row(record) for record in records],
+        "engines": [_engine_row(record, knobs[record.name]) for record in records],
         "cells": cells,
         "differences": figures.differences(cells),
         "unequal": figures.unequal(records, knobs, cells, workload.parallel_matches),
         "agreement": figures.agreement(records),
-        "notes": figures.notes(cells),
+        "notes": [*_load_notes(job), *figures.notes(cells, options.seconds)],
     }
 
 
-def _engine_row(record: EngineRecord) -> dict[str, Any]:
+def _load_notes(job: Job) -> list[str]:
+    """Whether the open loop is a steady load."""
+    first, last = job.steady_s
+    if last - first >= job.options.seconds:
+        return []
+    return [
+        f"the open loop: the workload keeps {job.workload.parallel_matches} matches under way for "
+        f"{max(0.0, last - first):.1f} s, and a cell takes {job.options.seconds:g}, so every "
+        "repeat asks the same, and less at its end; raise tournament.pairs"
+    ]
+
+
+def _engine_row(record: EngineRecord, knobs: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": record.name,
         "kind": record.kind,
         "version": record.version,
         "model": record.model,
+        "weights": knobs["weights"],
+        "dtype": knobs["dtype"],
         "start_s": record.start_s,
         "restarts": record.restarts,
         "flags": list(record.flags),

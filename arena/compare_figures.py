@@ -2,12 +2,14 @@
 
 A cell is one way of asking: the open loop, or the closed loop with so many questions at once. Each
 was measured once a repeat on each engine. A difference counts as one only where the engines' ranges
-over the repeats do not meet.
+over the repeats do not meet. A question that got no legal move counts as one that was never
+answered, so an engine that refuses is not the faster for it.
 """
 
+import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Literal, NamedTuple
@@ -23,8 +25,12 @@ LATE_START_MS = 10.0
 """An open loop whose median question left later than this measured our own machine."""
 MANY_OVERLAPS = 0.02
 """Share of an open loop's questions that left before their match's last was answered."""
+SHORT_WINDOW = 0.9
+"""A cell that was measured for a smaller share of its time is told."""
 UNEVEN_PROMPTS = 0.1
-"""Prompts whose mean length differs by more are told: the engines got to other plies."""
+"""Prompts of a closed loop whose mean length differs by more are told."""
+AS_SERVED = "as the server has it"
+"""The value of a knob, or its end, that only who started a running server knows."""
 
 Loop = Literal["open", "closed"]
 
@@ -65,15 +71,37 @@ class Measurement:
     answers: tuple[Answer, ...]
     steps: Mapping[int, int]
     """Engine steps in the window by the number of requests in them; empty: it does not say."""
+    warm_failed: int = 0
+    """Questions of its warm-up that got no legal move."""
+    restarts: int = 0
+    """Times that the engine was started again, from its warm-up on."""
+    begins_full: bool = False
+    """As many questions were under way when the window began as when it ended."""
 
     @property
     def seconds(self) -> float:
         return max(self.ended - self.began, 1e-9)
 
     @property
-    def moves(self) -> tuple[Answer, ...]:
-        """Legal moves that were done within the window."""
-        return tuple(a for a in self.answers if a.fault is None and a.done <= self.ended)
+    def moves_per_s(self) -> float:
+        """Legal moves that count as the window's, a second."""
+        return sum(self.share(a) for a in self.answers if a.fault is None) / self.seconds
+
+    def share(self, answer: Answer) -> float:
+        """How much of an answer counts as the window's, 0 to 1.
+
+        Of a window that begins full, the share of its time that lies inside: counted whole, answers
+        that come in step would jump by a batch. Of any other, 1 if it was done inside: shares would
+        count what waits in a queue that only grows.
+        """
+        took = answer.done - answer.sent
+        if self.begins_full and took > 0:
+            return self.inside_s(answer) / took
+        return float(answer.done <= self.ended)
+
+    def inside_s(self, answer: Answer) -> float:
+        """How long it was under way within the window."""
+        return max(0.0, min(answer.done, self.ended) - max(answer.sent, self.began))
 
 
 @dataclass(slots=True)
@@ -94,12 +122,14 @@ class EngineRecord:
     """Times that it died or stalled and was started again while it was measured."""
     forgets: bool = True
     """Its prefix cache was empty at the start of every cell."""
+    is_refused: bool = False
+    """It started and cannot be asked this workload: it is not started again."""
     failures: list[str] = field(default_factory=list)
     """What kept cells from being measured."""
     cells: dict[Cell, list[Measurement | None]] = field(default_factory=dict)
-    """A measurement a repeat; None: it could not be made."""
+    """A measurement a repeat; None: it was not made."""
     greedy: Sequence[str | None] = ()
-    """Answers to the sample at temperature 0; None: none came."""
+    """Answers to the sample at temperature 0, legal or not; None: none came."""
 
 
 # cells
@@ -113,9 +143,14 @@ def cell_row(
     made = [run for run in runs if run is not None]
     answers = [answer for run in made for answer in run.answers]
     replies = [answer.reply for answer in answers if answer.reply is not None]
-    rates = [None if run is None else len(run.moves) / run.seconds for run in runs]
+    rates = [None if run is None else run.moves_per_s for run in runs]
     rate = _median(rates)
-    told = [(r.usage.prompt, r.usage.cached) for r in replies if r.usage.cached is not None]
+    prompts = [r.usage.prompt for r in replies if r.usage.prompt is not None]
+    told = [
+        (r.usage.prompt, r.usage.cached)
+        for r in replies
+        if r.usage.prompt is not None and r.usage.cached is not None
+    ]
     steps: Counter[int] = Counter()
     for run in made:
         steps.update(run.steps)
@@ -126,11 +161,11 @@ def cell_row(
         "concurrency": cell.concurrency,
         "moves_per_s": rates,
         "games_per_h": None if rate is None else rate * 3600 / plies_per_game,
-        "latency_ms": _milliseconds(answers, _latency),
+        "latency_ms": _latencies(answers),
         "ttft_ms": _milliseconds(answers, _ttft),
         "output_tokens_per_s": _median([_token_rate(run) for run in made]),
         "output_tokens_per_move": _mean(r.usage.completion for r in replies),
-        "prompt_tokens_per_move": _mean(r.usage.prompt for r in replies),
+        "prompt_tokens_per_move": _mean(prompts),
         "uncached_prompt_tokens_per_move": _mean(prompt - cached for prompt, cached in told),
         "prefix_hit_rate": _share(sum(cached for _, cached in told), sum(p for p, _ in told)),
         "occupancy": weighted_summary(
@@ -141,16 +176,18 @@ def cell_row(
         "offered": len(answers),
         "errors": dict(Counter(answer.fault for answer in answers if answer.fault is not None)),
         "overlapping": sum(answer.overlaps for answer in answers),
+        "warm_up_failed": sum(run.warm_failed for run in made),
+        "restarts": sum(run.restarts for run in made),
         "schedule_lag_ms": _milliseconds(answers, _lag),
         "repeats": [None if run is None else _repeat_row(run, slo_s) for run in runs],
     }
 
 
 def _repeat_row(run: Measurement, slo_s: float) -> dict[str, Any]:
-    latency = _milliseconds(run.answers, _latency)
+    latency = _latencies(run.answers)
     return {
         "seconds": run.seconds,
-        "moves_per_s": len(run.moves) / run.seconds,
+        "moves_per_s": run.moves_per_s,
         "latency_p50_ms": latency["p50"],
         "latency_p95_ms": latency["p95"],
         "ttft_p50_ms": _milliseconds(run.answers, _ttft)["p50"],
@@ -164,9 +201,16 @@ def _milliseconds(answers: Iterable[Answer], what: Callable[[Answer], float | No
     return summary(None if value is None else value * 1000 for value in seconds)
 
 
-def _latency(answer: Answer) -> float | None:
-    """From when it was due; of what was answered by a legal move."""
-    return answer.done - answer.due if answer.fault is None else None
+def _latencies(answers: Sequence[Answer]) -> Summary:
+    """Milliseconds from when each was due. Mean and max are of the legal moves; percentiles of all
+    that were offered, and None where they fall among those that got none."""
+    known = sorted((a.done - a.due) * 1000 for a in answers if a.fault is None)
+    missing = len(answers) - len(known)
+    made = summary(known)
+    for name, share in (("p50", 0.50), ("p95", 0.95), ("p99", 0.99)):
+        is_known = math.ceil(share * (len(answers) - 1)) < len(known)
+        made[name] = percentile(known + known[-1:] * missing, share) if is_known else None
+    return made
 
 
 def _ttft(answer: Answer) -> float | None:
@@ -184,14 +228,14 @@ def _attainment(answers: Sequence[Answer], slo_s: float) -> float | None:
 
 
 def _token_rate(run: Measurement) -> float:
-    inside = (a.reply for a in run.answers if a.done <= run.ended)
-    return sum(reply.usage.completion for reply in inside if reply is not None) / run.seconds
+    """Counted as moves are, illegal answers too."""
+    told = (run.share(a) * a.reply.usage.completion for a in run.answers if a.reply is not None)
+    return sum(told) / run.seconds
 
 
 def _in_flight(run: Measurement) -> float:
     """Mean number of unanswered questions in the window, by adding up how long each was one."""
-    spans = (min(a.done, run.ended) - min(a.sent, run.ended) for a in run.answers)
-    return sum(spans) / run.seconds
+    return sum(map(run.inside_s, run.answers)) / run.seconds
 
 
 def _share(part: int, whole: int) -> float | None:
@@ -222,9 +266,10 @@ def differences(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Each pair of engines in each cell: the ratio of their medians, and whether it is more than
     what the repeats differ by.
 
-    `ratio_low` and `ratio_high` are the least and greatest ratio of any two of their repeats (None
-    where one of the second engine's is 0). A difference is within the spread if the two ranges
-    meet; that is None with fewer than three repeats.
+    `ratio_low` and `ratio_high` are the least and greatest ratio of any two of their repeats; a
+    ratio is None where it would divide by 0. A difference is within the spread if the two ranges
+    meet; that is None with fewer than three repeats. There is no row where a repeat has no figure,
+    as a percentile that falls among questions that got no legal move.
     """
     rows = []
     for one, other in combinations(cells, 2):
@@ -241,7 +286,6 @@ def _difference(
     mine, theirs = _values(one, metric), _values(other, metric)
     if not mine or not theirs:
         return None
-    can_divide = min(theirs) > 0
     is_within = None
     if min(len(mine), len(theirs)) >= MIN_REPEATS:
         is_within = min(mine) <= max(theirs) and min(theirs) <= max(mine)
@@ -251,21 +295,27 @@ def _difference(
         "concurrency": one["concurrency"],
         "metric": metric,
         "engines": [one["engine"], other["engine"]],
-        "ratio": statistics.median(mine) / statistics.median(theirs) if can_divide else None,
-        "ratio_low": min(mine) / max(theirs) if can_divide else None,
-        "ratio_high": max(mine) / min(theirs) if can_divide else None,
+        "ratio": _ratio(statistics.median(mine), statistics.median(theirs)),
+        "ratio_low": _ratio(min(mine), max(theirs)),
+        "ratio_high": _ratio(max(mine), min(theirs)),
         "is_within_spread": is_within,
         "better": better["engine"] if is_within is False else None,
     }
 
 
 def _values(cell: Mapping[str, Any], metric: str) -> list[float]:
-    repeats = (repeat for repeat in cell["repeats"] if repeat is not None)
-    return [repeat[metric] for repeat in repeats if repeat[metric] is not None]
+    """Of the repeats that were measured; of none where one of them has no figure."""
+    values = [repeat[metric] for repeat in cell["repeats"] if repeat is not None]
+    return [] if None in values else values
+
+
+def _ratio(one: float, other: float) -> float | None:
+    return one / other if other > 0 else None
 
 
 def agreement(records: Sequence[EngineRecord]) -> dict[str, Any]:
-    """How often engines answer alike when each takes its likeliest choice."""
+    """How often engines answer alike when each takes its likeliest choice, of the questions that
+    both answered. A text that is no legal move is an answer too."""
     pairs = []
     for one, other in combinations(records, 2):
         both = [
@@ -290,23 +340,17 @@ def unequal(
     cells: Sequence[Mapping[str, Any]],
     matches: int,
 ) -> list[dict[str, Any]]:
-    """Everything in which the engines did not have the same: `{knob, values, note}`.
+    """Everything in which the engines did not have the same, or nobody knows: `{knob, values,
+    note}`.
 
-    `knobs` are each engine's values by name; an engine that has slots, and fewer than `matches` are
-    played at once, is told beside them.
+    `knobs` are each engine's values by name; `matches` are played at once in the open loop.
     """
     rows = []
     for knob in dict.fromkeys(knob for values in knobs.values() for knob in values):
         values = {record.name: knobs[record.name].get(knob) for record in records}
-        if len(set(values.values())) > 1 and knob != "slots":
+        if knob != "slots" and not _are_equal(list(values.values())):
             rows.append({"knob": knob, "values": values, "note": ""})
-    slots = {name: values["slots"] for name, values in knobs.items() if values.get("slots")}
-    if any(number < matches for number in slots.values()):
-        note = (
-            f"{matches} matches are played at once in the open loop: with fewer slots they take "
-            "each other's cached transcripts"
-        )
-        rows.append({"knob": "slots", "values": slots, "note": note})
+    rows += _few_slots(knobs, cells, matches)
     if not all(record.forgets for record in records):
         note = "where it was not emptied, a cell may find prompts of the cells before it"
         values = {record.name: record.forgets for record in records}
@@ -316,27 +360,77 @@ def unequal(
     return rows + _uneven_prompts(cells)
 
 
+def _are_equal(values: Sequence[object]) -> bool:
+    """What is not known is equal to nothing; one engine alone has nothing to be equal to."""
+    return len(values) < 2 or all(
+        value == values[0] and not str(value).endswith(AS_SERVED) for value in values
+    )
+
+
+def _few_slots(
+    knobs: Mapping[str, Mapping[str, Any]], cells: Sequence[Mapping[str, Any]], matches: int
+) -> list[dict[str, Any]]:
+    """Where matches share slots, which a closed loop of *n* questions does with fewer than *n*."""
+    at_once = {f"open of {matches} matches": matches}
+    at_once |= {f"closed {row['concurrency']}": row["concurrency"] for row in _closed(cells)}
+    slots = {name: values["slots"] for name, values in knobs.items() if values.get("slots")}
+    crowded = {
+        name: ", ".join(cell for cell, most in at_once.items() if most > number)
+        for name, number in slots.items()
+    }
+    told = "; ".join(f"{name} in {where}" for name, where in crowded.items() if where)
+    if not told:
+        return []
+    note = f"matches that share slots take each other's cached transcripts: {told}"
+    return [{"knob": "slots", "values": slots, "note": note}]
+
+
 def _uneven_prompts(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    by_cell: dict[Cell, dict[str, float]] = {}
-    for row in cells:
-        if row["loop"] == "closed" and row["prompt_tokens_per_move"] is not None:
-            cell = Cell(row["loop"], row["concurrency"])
-            by_cell.setdefault(cell, {})[row["engine"]] = round(row["prompt_tokens_per_move"], 1)
-    return [
-        {
-            "knob": f"prompt tokens a move, {cell}",
-            "values": values,
-            "note": "a faster engine gets to later plies, whose prompts are longer",
-        }
-        for cell, values in by_cell.items()
-        if max(values.values()) > min(values.values()) * (1 + UNEVEN_PROMPTS)
-    ]
+    """The open loop asks every engine the same, so a difference there is one of the prompts; the
+    closed loop goes as far as an engine gets."""
+    same = _prompt_tokens(row for row in cells if row["loop"] == "open" and _is_complete(row))
+    rows = []
+    if len(set(same.values())) > 1:
+        rows.append(_prompts_row("open", same, "the same questions: other templates or tokenizers"))
+    by_number: dict[int, list[Mapping[str, Any]]] = {}
+    for row in _closed(cells):
+        by_number.setdefault(row["concurrency"], []).append(row)
+    for number, group in by_number.items():
+        tokens = _prompt_tokens(group)
+        if tokens and max(tokens.values()) > min(tokens.values()) * (1 + UNEVEN_PROMPTS):
+            are_alike = same.keys() >= tokens.keys() and len({same[name] for name in tokens}) == 1
+            note = "a faster engine gets to later plies, whose prompts are longer"
+            rows.append(_prompts_row(f"closed {number}", tokens, note if are_alike else ""))
+    return rows
 
 
-def notes(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What a reader must know of single cells."""
-    told = []
+def _closed(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [row for row in cells if row["loop"] == "closed"]
+
+
+def _is_complete(row: Mapping[str, Any]) -> bool:
+    """Whether every question of every repeat was answered."""
+    return not row["errors"] and None not in row["repeats"]
+
+
+def _prompt_tokens(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean of each engine that tells it."""
+    return {
+        row["engine"]: round(row["prompt_tokens_per_move"], 1)
+        for row in rows
+        if row["prompt_tokens_per_move"] is not None
+    }
+
+
+def _prompts_row(where: str, tokens: Mapping[str, float], note: str) -> dict[str, Any]:
+    return {"knob": f"prompt tokens a move, {where}", "values": tokens, "note": note}
+
+
+def notes(cells: Sequence[Mapping[str, Any]], seconds: float) -> list[str]:
+    """What a reader must know of single cells, each of which was to take so many seconds."""
+    told: list[str] = []
     for row in cells:
+        told += _cell_notes(row, seconds)
         if row["loop"] == "closed":
             continue
         where, lag = f"{row['engine']}, open loop", row["schedule_lag_ms"]["p50"]
@@ -348,10 +442,35 @@ def notes(cells: Sequence[Mapping[str, Any]]) -> list[str]:
         if row["overlapping"] > MANY_OVERLAPS * row["offered"]:
             told.append(
                 f"{where}: {row['overlapping']} of {row['offered']} questions left before their "
-                "match's last was answered, as clocks demand; an engine with a cache a slot then "
-                "computes a match in two"
+                "match's last was answered, as clocks demand; in an engine with a cache a slot "
+                "such a question waits for the one before"
             )
     return told
+
+
+def _cell_notes(row: Mapping[str, Any], seconds: float) -> Iterator[str]:
+    """Of any loop."""
+    where = f"{row['engine']}, {Cell(row['loop'], row['concurrency'])}"
+    measured = [repeat for repeat in row["repeats"] if repeat is not None]
+    window = _median(repeat["seconds"] for repeat in measured)
+    if window is not None and window < SHORT_WINDOW * seconds:
+        yield (
+            f"{where}: ran out of questions after {window:.2f} s of {seconds:g}, which is all that "
+            "its figures are of; raise tournament.pairs"
+        )
+    failed, tails = sum(row["errors"].values()), [repeat["latency_p95_ms"] for repeat in measured]
+    if failed and None in (row["latency_ms"]["p99"], *tails):
+        yield (
+            f"{where}: {failed} of {row['offered']} questions got no legal move, so percentiles of "
+            "latency that fall among them are n/a and not compared"
+        )
+    if row["warm_up_failed"]:
+        yield (
+            f"{where}: {row['warm_up_failed']} questions of the warm-up got no legal move, so it "
+            "began with less in the cache"
+        )
+    if row["restarts"]:
+        yield f"{where}: was started again {row['restarts']} times, which its figures hold"
 
 
 def spread(values: Sequence[float | None]) -> tuple[float, float, float] | None:

@@ -10,14 +10,14 @@ from arena import output
 from arena.compare_figures import spread
 from arena.compare_text import (
     CELL_HEADINGS,
-    agreement_text,
+    agreement_texts,
     asked,
     cell_texts,
     difference_texts,
     engine_text,
     share,
     summary_text,
-    unequal_text,
+    unequal_texts,
 )
 from arena.dashboard.server import STATIC
 from arena.output import HTML_PAGE
@@ -111,7 +111,7 @@ def _body(result: Row) -> str:
             f'<main>\n<p class="muted">{_text(summary_text(result))}; {_machine(result)}</p>',
             _section("Engines", _lines(engines)),
             _section("What kept cells from being measured", _lines(failures)),
-            _section("Not equal", _lines(map(unequal_text, result["unequal"])), "panel unequal"),
+            _section("Not equal", _lines(unequal_texts(result["unequal"])), "panel unequal"),
             _section("Notes", _lines(result["notes"])),
             _section("Charts", _charts(result["cells"])),
             _section("Cells", _cells(result["cells"])),
@@ -166,7 +166,7 @@ def _agreement(result: Row) -> str:
         (name, *("" if name == other else share(told[frozenset((name, other))]) for other in names))
         for name in names
     ]
-    return _table("matrix", ("", *names), rows) + _lines(map(agreement_text, pairs))
+    return _table("matrix", ("", *names), rows) + _lines(agreement_texts(result["agreement"]))
 
 
 def _flags(engines: Sequence[Row]) -> str:
@@ -218,7 +218,8 @@ def figures(cells: Sequence[Row]) -> list[dict[str, Any]]:
         {
             "id": "latency",
             "title": "Latency of a move, ms",
-            "note": "Full marks p50, with lines up to p99; open circles p95.",
+            "note": "Full marks p50, with lines up to p99; open circles p95. None where so many "
+            "questions got no legal move.",
             "data": _each(engines, cells, _latency) + _each(engines, cells, _latency_p95),
             "layout": {"scattermode": "group", **_layout("", "ms", type="log", dtick="D2")},
         },
@@ -291,10 +292,12 @@ def _throughput(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _latency(rows: Sequence[Row]) -> dict[str, Any]:
     known = [row for row in rows if row["latency_ms"]["p50"] is not None]
-    reach = [row["latency_ms"]["p99"] - row["latency_ms"]["p50"] for row in known]
+    p99 = [row["latency_ms"]["p99"] for row in known]
+    p50 = [row["latency_ms"]["p50"] for row in known]
+    reach = [0 if most is None else most - usual for most, usual in zip(p99, p50, strict=True)]
     return {
         "x": list(map(asked, known)),
-        "y": [row["latency_ms"]["p50"] for row in known],
+        "y": p50,
         "error_y": {
             "type": "data",
             "symmetric": False,

@@ -1,6 +1,7 @@
 """A comparison in words and rows of text, the same for the terminal and the page. Pure."""
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from arena.compare_figures import Cell, spread
@@ -83,10 +84,13 @@ def difference_text(row: Row) -> str:
     one, other = row["engines"]
     ratio, low, high = (row[key] for key in ("ratio", "ratio_low", "ratio_high"))
     told = f"{asked(row)}, {_METRICS[row['metric']]}: {one} "
-    if ratio is None:
+    if low is None:
         told += f"against none of {other}: "
+    elif ratio is None:
+        told += f"at least {low:.2f} × {other}, whose median is 0: "
     else:
-        told += f"{ratio:.2f} × {other} ({low:.2f} to {high:.2f} over the repeats): "
+        reach = f"at least {low:.2f}" if high is None else f"{low:.2f} to {high:.2f}"
+        told += f"{ratio:.2f} × {other} ({reach} over the repeats): "
     if row["is_within_spread"] is None:
         return f"{told}too few repeats to tell it from chance"
     if row["is_within_spread"]:
@@ -94,17 +98,29 @@ def difference_text(row: Row) -> str:
     return f"{told}{row['better']} is better"
 
 
-def unequal_text(row: Row) -> str:
-    """One inequality as a line."""
-    values = ", ".join(f"{name} {_value(value)}" for name, value in row["values"].items())
-    return f"{row['knob']}: {values}" + (f" ({row['note']})" if row["note"] else "")
+def unequal_texts(rows: Sequence[Row]) -> list[str]:
+    """A line for each inequality; knobs in which the engines have the same values share one."""
+    knobs: dict[str, list[str]] = {}
+    for row in rows:
+        values = ", ".join(f"{name} {_value(value)}" for name, value in row["values"].items())
+        told = values + (f" ({row['note']})" if row["note"] else "")
+        knobs.setdefault(told, []).append(row["knob"])
+    return [f"{', '.join(names)}: {told}" for told, names in knobs.items()]
 
 
-def agreement_text(pair: Row) -> str:
+def agreement_texts(agreement: Row) -> list[str]:
+    """A line for each pair of engines."""
+    return [_agreement_text(pair, agreement["asked"]) for pair in agreement["pairs"]]
+
+
+def _agreement_text(pair: Row, asked: int) -> str:
     one, other = pair["engines"]
     if not pair["n"]:
-        return f"{one} and {other}: no question was answered by both"
-    return f"{one} and {other}: {pair['equal']} of {pair['n']} alike ({share(pair['share'])})"
+        return f"{one} and {other}: none of the {asked} asked was answered by both"
+    return (
+        f"{one} and {other}: {pair['equal']} alike ({share(pair['share'])}) of {pair['n']} "
+        f"answered by both, of {asked} asked"
+    )
 
 
 def engine_text(row: Row) -> str:
@@ -112,19 +128,28 @@ def engine_text(row: Row) -> str:
     starts = spread(row["start_s"])
     started = "never started" if starts is None else f"ready in {starts[0]:.1f} s"
     version = f" {row['version']}" if row["version"] else ""
-    model = f", {row['model']}" if row["model"] else ""
+    weights = f"; weights: {row['weights']}" if row["weights"] else ""
+    dtype = f"; dtype: {row['dtype']}" if row["dtype"] else ""
     again = f", started again {row['restarts']} times" if row["restarts"] else ""
-    return f"{row['name']}: {row['kind']}{version}{model}, {started}{again}"
+    return f"{row['name']}: {row['kind']}{version}{weights}{dtype}; {started}{again}"
+
+
+def flags_texts(rows: Sequence[Row]) -> Iterator[str]:
+    """The command line or the arguments of each engine that has any, as a line."""
+    for row in rows:
+        if row["flags"]:
+            yield f"{row['name']}: {shlex.join(row['flags'])}"
 
 
 def summary_text(result: Row) -> str:
     """What was asked of all of them."""
     work, options = result["workload"], result["options"]
+    cut = "; interrupted, so only what was measured by then" if result["interrupted"] else ""
     return (
         f"workload {work['digest']} ({work['source']}): {work['items']:,} questions of "
         f"{work['matches']} matches; cells of {options['seconds']:g} s, {options['repeats']} "
         f"repeats; open loop of {work['parallel_matches']} matches, each seat every "
-        f"{work['move_period_seconds']:g} s; in time is within {options['slo_seconds']:g} s"
+        f"{work['move_period_seconds']:g} s; in time is within {options['slo_seconds']:g} s{cut}"
     )
 
 

@@ -146,7 +146,8 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def weighted_summary(pairs: Iterable[tuple[float, int]]) -> Summary:
-    """`summary` of values that each stand for a number of equal ones."""
+    """`summary` of values that each stand for a number of equal ones, but for percentiles: they are
+    the value at the nearest rank, not between two, as a number of requests in a step is whole."""
     known = sorted(pairs)
     total = sum(weight for _, weight in known)
     if not total:

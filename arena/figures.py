@@ -112,7 +112,7 @@ class MatchFigures:
         self.harness: float | None = None
         """The last move's, which lacks its commit."""
         self.counted = (-1, False, False)
-        """The last ply whose tokens were counted, and whether uncached and output ones were."""
+        """The last ply whose tokens were counted, and whether prompt and uncached ones were."""
         self.agents: list[AgentFigures | None] = [None, None]
 
     def note(self, ply: PlyRow) -> None:
@@ -130,17 +130,18 @@ class MatchFigures:
 class Tokens:
     """Tokens of replies, and the moves that they were spent on; all attempts of a move count."""
 
-    __slots__ = ("moves", "output", "output_moves", "prompt", "uncached", "uncached_moves")
+    __slots__ = ("output", "output_moves", "prompt", "prompt_moves", "uncached", "uncached_moves")
 
     def __init__(self) -> None:
-        self.prompt = self.moves = 0
+        self.prompt = self.prompt_moves = 0
+        """Of replies whose prompt is counted."""
         self.uncached = self.uncached_moves = 0
         """Of replies that say what the prefix cache held."""
         self.output = self.output_moves = 0
 
     @property
     def prompt_per_move(self) -> float | None:
-        return ratio(self.prompt, self.moves)
+        return ratio(self.prompt, self.prompt_moves)
 
     @property
     def uncached_per_move(self) -> float | None:
@@ -416,37 +417,38 @@ class Figures:
             self.changed_matches.add(row.match_id)
             if Fault(row.fault).is_infrastructure:
                 self.infrastructure_faults[row.fault] += 1
-        if row.engine is not None and row.prompt_tokens is not None:
+        if row.engine is not None and row.completion_tokens is not None:
             self._add_tokens(row, match, agent)
 
     def _add_tokens(self, row: AttemptRow, match: MatchFigures, agent: AgentFigures) -> None:
         assert row.engine is not None
-        assert row.prompt_tokens is not None
+        assert row.completion_tokens is not None
         engine = self.engines[row.engine]
         by_game = engine.tokens.get(agent.game)
         if by_game is None:
             by_game = engine.tokens[agent.game] = Tokens()
-        ply, has_uncached, has_output = match.counted
+        ply, has_prompt, has_uncached = match.counted
         is_new = ply != row.ply
         if is_new:
-            has_uncached = has_output = False
-        uncached = None if row.cached_tokens is None else row.prompt_tokens - row.cached_tokens
-        if row.cached_tokens is not None:
+            has_prompt = has_uncached = False
+        uncached = None
+        if row.prompt_tokens is not None and row.cached_tokens is not None:
+            uncached = row.prompt_tokens - row.cached_tokens
             engine.prompt_tokens += row.prompt_tokens
             engine.cached_tokens += row.cached_tokens
         for tokens in (by_game, agent.tokens):
-            tokens.prompt += row.prompt_tokens
-            tokens.moves += is_new
+            if row.prompt_tokens is not None:
+                tokens.prompt += row.prompt_tokens
+                tokens.prompt_moves += not has_prompt
             if uncached is not None:
                 tokens.uncached += uncached
                 tokens.uncached_moves += not has_uncached
-            if row.completion_tokens is not None:
-                tokens.output += row.completion_tokens
-                tokens.output_moves += not has_output
+            tokens.output += row.completion_tokens
+            tokens.output_moves += is_new
         match.counted = (
             row.ply,
+            has_prompt or row.prompt_tokens is not None,
             has_uncached or uncached is not None,
-            has_output or row.completion_tokens is not None,
         )
 
     def _add_ply(self, row: PlyRow) -> None:

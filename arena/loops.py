@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,11 @@ class Asker:
         self.dead: EngineDead | None = None
         """Set once nothing will be answered any more."""
 
+    @property
+    def restarts(self) -> int:
+        """Times that the engine was started again so far."""
+        return self._engine.restarts
+
     async def watch(self) -> None:
         """Keep the engine's steps, until cancelled."""
         try:
@@ -78,15 +84,20 @@ class Asker:
             await asyncio.sleep(FORGET_PAUSE_S)
         return False
 
-    async def warm(self, matches: Sequence[Sequence[WorkItem]]) -> None:
-        """Ask the first `WARM_PLIES` questions of each match, all matches at once, uncounted."""
+    async def warm(self, matches: Sequence[Sequence[WorkItem]]) -> int:
+        """Ask the first `WARM_PLIES` questions of each match, all matches at once, uncounted; how
+        many of them got no legal move."""
+        failed = 0
         for ply in range(WARM_PLIES):
             items = [match[ply] for match in matches if len(match) > ply]
-            await asyncio.gather(*(self._ask(item, time.monotonic(), WARM_S) for item in items))
+            now = time.monotonic()
+            answers = await asyncio.gather(*(self._ask(item, now, WARM_S) for item in items))
+            failed += sum(answer.fault is not None for answer in answers)
+        return failed
 
     async def greedy(self, items: Sequence[WorkItem], limit_s: float) -> list[str | None]:
-        """The likeliest legal answers, asked one by one so that no batch changes them; None where
-        none came, or not in `limit_s` for all."""
+        """The likeliest answers, legal or not, asked one by one so that no batch changes them; None
+        where none came in time, or not in `limit_s` for all."""
         texts: list[str | None] = []
         until = time.monotonic() + limit_s
         for item in items:
@@ -95,8 +106,8 @@ class Asker:
             answer = await self._ask(
                 replace(item, sampling=Sampling(0.0, 1.0, 0)), time.monotonic()
             )
-            is_move = answer.reply is not None and answer.fault is None
-            texts.append(answer.reply.text if answer.reply is not None and is_move else None)
+            is_late = answer.fault == Fault.STALLED.value
+            texts.append(None if answer.reply is None or is_late else answer.reply.text)
         return texts + [None] * (len(items) - len(texts))
 
     async def open_loop(self, items: Sequence[WorkItem], seconds: float) -> Measurement:
@@ -108,9 +119,9 @@ class Asker:
         async def ask(item: WorkItem, due: float) -> Answer:
             overlaps = unanswered[item.match_id] > 0
             unanswered[item.match_id] += 1
-            answer = await self._ask(item, due)
+            answer = await self._ask(item, due, overlaps=overlaps)
             unanswered[item.match_id] -= 1
-            return replace(answer, overlaps=overlaps)
+            return answer
 
         tasks: list[asyncio.Task[Answer]] = []
         never_sent: list[Answer] = []
@@ -121,7 +132,7 @@ class Asker:
                 tasks.append(asyncio.create_task(ask(item, due)))
             else:
                 never_sent.append(Answer(due, due, due, None, Fault.ENGINE_DEAD.value))
-        ended = began + min(seconds, items[-1].arrival_s)
+        ended = began + min(seconds, max((item.arrival_s for item in items), default=0.0))
         answers = await self._drain(tasks, self._deadline_s + GRACE_S)
         return self._measured(began, ended, [*answers, *never_sent])
 
@@ -130,28 +141,39 @@ class Asker:
     ) -> Measurement:
         """So many questions at once: each worker plays one match after the other.
 
-        Ends when the time is up, or no match is left for a worker.
+        The window opens once every worker has had an answer, as they begin all at once; what was
+        answered before is not counted. It ends when the time is up, or no match is left for a
+        worker. Raises what ended the engine for good before it opened.
         """
         left: Iterator[Sequence[WorkItem]] = iter(matches)
         answers: list[Answer] = []
-        began = self._begin()
-        ended = began + seconds
+        began, ended, is_open = self._begin(), math.inf, False
+        heard: set[int] = set()
 
-        async def work() -> None:
-            nonlocal ended
+        async def work(number: int) -> None:
+            nonlocal began, ended, is_open
             for item in itertools.chain.from_iterable(left):
                 now = time.monotonic()
                 if now >= ended or self.dead is not None:
                     return
                 answer = await self._ask(item, now)
                 answers.append(answer)
+                heard.add(number)
+                if ended == math.inf and len(heard) == concurrency:
+                    began, is_open = answer.done, True
+                    ended = began + seconds
                 if answer.fault is not None:
                     await asyncio.sleep(PAUSE_S)
             ended = min(ended, time.monotonic())
 
-        workers = [asyncio.create_task(work()) for _ in range(concurrency)]
-        await self._drain(workers, seconds + self._deadline_s + GRACE_S)
-        return self._measured(began, ended, answers)
+        workers = [asyncio.create_task(work(number)) for number in range(concurrency)]
+        await self._drain(workers, seconds + 2 * (self._deadline_s + GRACE_S))
+        if not is_open:
+            if self.dead is not None:
+                raise self.dead
+            ended = time.monotonic()
+        counted = [answer for answer in answers if answer.done > began]
+        return replace(self._measured(began, ended, counted), begins_full=is_open)
 
     async def _drain(self, tasks: Sequence[asyncio.Task[_T]], limit_s: float) -> list[_T]:
         """What the tasks return; those that take longer are ended, and leave `_unanswered`."""
@@ -172,29 +194,39 @@ class Asker:
         return time.monotonic()
 
     def _measured(self, began: float, ended: float, answers: Sequence[Answer]) -> Measurement:
-        given_up = tuple(self._unanswered.values())
+        # an engine that is gone is told as that, and one that is there and silent as stalled
+        fault = Fault.STALLED if self._engine.is_ready else Fault.ENGINE_DEAD
+        given_up = [replace(a, fault=fault.value) for a in self._unanswered.values()]
         steps = Counter(requests for at, requests in self._steps if began <= at <= ended)
         return Measurement(began, ended, (*answers, *given_up), steps)
 
-    async def _ask(self, item: WorkItem, due: float, deadline_s: float | None = None) -> Answer:
+    async def _ask(
+        self,
+        item: WorkItem,
+        due: float,
+        deadline_s: float | None = None,
+        *,
+        overlaps: bool = False,
+    ) -> Answer:
         """One question. Raises nothing for an engine."""
         number, sent = next(self._numbers), time.monotonic()
         deadline_s = deadline_s or self._deadline_s
         given_up = sent + deadline_s + GRACE_S
-        self._unanswered[number] = Answer(due, sent, given_up, None, Fault.CANCELLED.value)
+        self._unanswered[number] = Answer(due, sent, given_up, None, Fault.STALLED.value, overlaps)
+        reply = None
         try:
             reply = await self._engine.generate(self._request(item, number, deadline_s))
-            answer = Answer(due, sent, time.monotonic(), reply, fault_of(reply, item.choices))
+            fault = fault_of(reply, item.choices)
         except EngineError as error:
-            answer = Answer(due, sent, time.monotonic(), None, error.kind)
+            fault = error.kind
             if isinstance(error, EngineDead) and error.final:
                 self.dead = error
         # a user's own engine raises what it likes
         except Exception as error:  # noqa: BLE001
             log.warning("engine_raised", engine=self._engine.name, error=repr(error))
-            answer = Answer(due, sent, time.monotonic(), None, Fault.TRANSPORT.value)
+            fault = Fault.TRANSPORT.value
         del self._unanswered[number]
-        return answer
+        return Answer(due, sent, time.monotonic(), reply, fault, overlaps)
 
     def _request(self, item: WorkItem, number: int, deadline_s: float) -> Request:
         return Request(

@@ -477,7 +477,7 @@ def _totals(engine: EngineFigures) -> Iterator[Reading]:
         yield Reading("arena_prefix_hit_ratio", labels, hits / queries)
     for game, spent in engine.tokens.items():
         for name, count, moves in (
-            ("arena_prompt_tokens_total", spent.prompt, spent.moves),
+            ("arena_prompt_tokens_total", spent.prompt, spent.prompt_moves),
             ("arena_uncached_prompt_tokens_total", spent.uncached, spent.uncached_moves),
             ("arena_completion_tokens_total", spent.output, spent.output_moves),
         ):

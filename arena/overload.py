@@ -4,7 +4,8 @@
     for each repeat
         its capacity: a closed loop with max_concurrent questions at once
         `load` times that in the open loop, behind a plain queue and behind the adaptive cap, each
-        first in turn: forget prefixes → ask every match's first questions → measure → drain
+        first in turn: forget prefixes → ask every match's first questions → measure from their
+        next ones on → drain
 
 Both ways are asked the same questions at the same times, which are evenly spaced. A move counts as
 in time if it came within the SLO of when its question was due.
@@ -23,7 +24,7 @@ from arena import workload as workloads
 from arena.compare_figures import Answer, Measurement
 from arena.config import ConfigError, RunConfig
 from arena.distribution import summary
-from arena.loops import Asker
+from arena.loops import WARM_PLIES, Asker
 from arena.workload import WorkItem, Workload
 from serving import Engine, EngineError, Limited, build_engine, check_engine
 
@@ -100,6 +101,8 @@ def _prepare(config: RunConfig, name: str, logs: Path) -> tuple[Engine, Workload
         raise ConfigError(str(error)) from None
     workload = workloads.record(config)
     inside = settings.max_concurrent
+    if not any(len(match) > WARM_PLIES for match in workload.matches):
+        raise ConfigError(f"tournament.max_plies: matches must be longer than {WARM_PLIES} plies")
     if len(workload.matches) < inside:
         raise ConfigError(
             f"engines.{name}.max_concurrent: {inside} questions at once need as many matches, and "
@@ -129,6 +132,8 @@ class _Trial:
     ) -> None:
         self._engine, self._workload, self._slo_s = engine, workload, slo_s
         self._seconds, self._load, self._announce = seconds, load, announce
+        self._begun = [match[WARM_PLIES:] for match in workload.matches]
+        """What is left of the matches once their first questions were asked."""
 
     async def pair(self, number: int) -> dict[str, Any]:
         """The capacity, and both ways in turn; raises EngineDead."""
@@ -146,17 +151,17 @@ class _Trial:
     async def _capacity(self) -> float:
         asker = await self._ready(Limited(self._engine))
         inside = self._engine.limits.max_concurrent
-        run = await asker.closed_loop(self._workload.matches, inside, self._seconds)
+        run = await asker.closed_loop(self._begun, inside, self._seconds)
         _raise_if_dead(asker)
-        if not run.moves:
+        if not run.moves_per_s:
             raise EngineError(f"no move came in {self._seconds:g} s; give more --seconds")
-        return len(run.moves) / run.seconds
+        return run.moves_per_s
 
     async def _overloaded(self, way: str, capacity: float) -> dict[str, Any]:
         limited = Limited(self._engine, slo_s=self._slo_s if way == "admission" else None)
         await self._ready(Limited(self._engine))
         asker = Asker(limited, self._load * self._seconds + _DRAIN_S)
-        items = evenly_spaced(self._workload, self._load * capacity, self._seconds)
+        items = evenly_spaced(self._begun, self._load * capacity, self._seconds)
         run = await asker.open_loop(items, self._seconds)
         _raise_if_dead(asker)
         caps = [change.cap for change in limited.admission_history]
@@ -175,28 +180,21 @@ def _raise_if_dead(asker: Asker) -> None:
         raise asker.dead
 
 
-def evenly_spaced(workload: Workload, per_s: float, seconds: float) -> list[WorkItem]:
+def evenly_spaced(
+    matches: Sequence[Sequence[WorkItem]], per_s: float, seconds: float
+) -> list[WorkItem]:
     """`per_s` questions a second from 0 on, of all matches in turn, ply by ply; matches that are
     asked again go by another name."""
-    items = []
-    for number, item in zip(range(int(per_s * seconds)), _endless(workload), strict=False):
-        items.append(replace(item, arrival_s=number / per_s))
-    return items
+    asked = zip(range(int(per_s * seconds)), _endless(matches), strict=False)
+    return [replace(item, arrival_s=number / per_s) for number, item in asked]
 
 
-def _endless(workload: Workload) -> Iterator[WorkItem]:
-    in_turn = [
-        item
-        for plies in itertools.zip_longest(*workload.matches)
-        for item in plies
-        if item is not None
-    ]
-    return itertools.chain.from_iterable(
-        (replace(item, match_id=f"{item.match_id}/again{again}") for item in in_turn)
-        if again
-        else in_turn
-        for again in itertools.count()
-    )
+def _endless(matches: Sequence[Sequence[WorkItem]]) -> Iterator[WorkItem]:
+    for again in itertools.count():
+        for plies in itertools.zip_longest(*matches):
+            for item in plies:
+                if item is not None:
+                    yield replace(item, match_id=f"{item.match_id}/{again}") if again else item
 
 
 def _figures(run: Measurement, slo_s: float, seconds: float, capacity: float) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from arena.figures import label
@@ -83,9 +83,9 @@ def _comment(ply: PlyRow, attempts: Sequence[AttemptRow]) -> str:
     served = [a for a in attempts if a.done is not None and a.admitted is not None]
     if served:
         engine = sum(a.done - a.admitted for a in served if a.done and a.admitted is not None)
-        prompt = sum(a.prompt_tokens or 0 for a in served)
-        cached = sum(a.cached_tokens or 0 for a in served)
-        out = sum(a.completion_tokens or 0 for a in served)
+        prompt = _total(a.prompt_tokens for a in served)
+        cached = _total(a.cached_tokens for a in served)
+        out = _total(a.completion_tokens for a in served)
         parts.append(f"latency {seconds:.3f}s engine {engine:.3f}s")
         parts.append(f"tokens {prompt} prompt {cached} cached {out} out")
     failed = [f"{a.fault} ({a.reply_text or a.detail})" for a in attempts if a.fault]
@@ -93,6 +93,12 @@ def _comment(ply: PlyRow, attempts: Sequence[AttemptRow]) -> str:
         # a model's own words must not pass for a clock
         parts.append("failed tries: " + ", ".join(failed).replace("[%", "["))
     return " ".join(parts)
+
+
+def _total(counts: Iterable[int | None]) -> str:
+    """Their sum; "n/a" where one is not known."""
+    known = list(counts)
+    return "n/a" if None in known else str(sum(filter(None, known)))
 
 
 def _clock(seconds: float) -> str:

@@ -28,12 +28,13 @@ from rich.text import Text
 
 from arena.compare_text import (
     CELL_HEADINGS,
-    agreement_text,
+    agreement_texts,
     cell_texts,
     difference_texts,
     engine_text,
+    flags_texts,
     summary_text,
-    unequal_text,
+    unequal_texts,
 )
 from games.escaping import one_line, result_mark
 
@@ -747,14 +748,14 @@ def print_compare(result: Mapping[str, Any], out: TextIO) -> None:
     rows = list(map(cell_texts, result["cells"]))
     _print_lines(console, "Engines", map(engine_text, result["engines"]))
     _print_lines(console, "What kept cells from being measured", failures)
-    _print_lines(console, "Not equal", map(unequal_text, result["unequal"]))
+    _print_lines(console, "Not equal", unequal_texts(result["unequal"]))
     _print_lines(console, "Notes", result["notes"])
     for title, columns in (("How fast", _SPEED), ("By what", _COST)):
         console.print()
         console.print(_compare_table(title, columns, rows))
     _print_lines(console, "Differences", difference_texts(result["differences"]))
-    alike = map(agreement_text, result["agreement"]["pairs"])
-    _print_lines(console, "Greedy answers alike", alike)
+    _print_lines(console, "Greedy answers alike", agreement_texts(result["agreement"]))
+    _print_lines(console, "Command lines and arguments", flags_texts(result["engines"]))
     out.write(page.getvalue())
 
 

@@ -96,6 +96,8 @@ async def run(
     config = plan.config
     async with AsyncExitStack() as stack:
         engines = await _open_engines(plan, store, stack, announce)
+        if engines:
+            announce("computing what all prompts begin with")
         players = await _open_players(config, engines, store, stack)
         matches = _matches(plan, players, store, pacer, progress)
         opened(engines)
@@ -364,7 +366,7 @@ def _spec(row: MatchRow) -> MatchSpec:
 def _attempt(row: AttemptRow) -> Attempt:
     reply = None
     if row.reply_text is not None:
-        usage = Usage(row.prompt_tokens or 0, row.completion_tokens or 0, row.cached_tokens)
+        usage = Usage(row.prompt_tokens, row.completion_tokens or 0, row.cached_tokens)
         submitted, admitted, done = row.submitted or 0.0, row.admitted or 0.0, row.done or 0.0
         times = Timings(
             submitted, admitted, row.first_token, done, row.queue_s, row.prefill_s, row.decode_s

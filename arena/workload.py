@@ -2,6 +2,8 @@
 
 Each question is a ply of a recorded game, so the moves before it are the game's and never the
 engine's own. Games come from seeded random play, which needs no engine, or from a run's database.
+Arrival times are made of a config's pace in either case: in a run a move is due only once the one
+before it was answered, so its times hold how fast that run's engine was.
 
 A workload file is JSON lines, UTF-8: a header with the version, the digest and the texts that
 prompts begin with, then a question a line. A file whose digest does not fit was cut off or changed
@@ -98,7 +100,7 @@ def record(config: RunConfig) -> Workload:
 
 
 def of_run(folder: Path) -> Workload:
-    """A workload of the games in a run's folder, asked as that run's config asks.
+    """A workload of the games in a run's folder, asked as that run's config asks, at its pace.
 
     Plies of agents that are no constrained language models are left out. StoreError where there is
     no run, ConfigError where nothing of it can be asked.
@@ -244,9 +246,11 @@ def load(path: Path) -> Workload:
 
     ConfigError or StoreError, one line: what is wrong with it.
     """
-    if path.is_dir():
-        return of_run(path)
     try:
+        if path.is_dir():
+            return of_run(path)
+        if path.exists() and not path.is_file():  # a pipe may never end
+            raise ConfigError(f"{path}: is no regular file; name a workload or a run's folder")
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ConfigError(
@@ -262,7 +266,7 @@ def load(path: Path) -> Workload:
         raise ConfigError(f"{path}: has version {version}, this program reads {VERSION}")
     try:
         workload = _workload_of(str(header["source"]), lines[1:])
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
     if not workload.items or workload.digest != header.get("digest"):
         raise ConfigError(f"{path}: is not what was saved: its digest does not fit")
@@ -324,7 +328,7 @@ def _object(line: str) -> Mapping[str, Any]:
     """A line's object; empty where it holds none."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
+from serving.config import EngineConfigError
 from serving.engine import (
     EngineError,
     EngineUnavailable,
@@ -39,7 +40,7 @@ class Command:
     argv: tuple[str, ...]
     """Program and arguments; no keys."""
     env: Mapping[str, str]
-    """Added to the arena's own environment."""
+    """Added to the arena's own environment, which goes without keys of servers."""
     version: str | None = None
     """Of the program, for servers that cannot tell it themselves."""
 
@@ -60,6 +61,8 @@ class Reading:
     decode_s: float | None = None
     pieces: int = 0
     """Messages that brought text of the answer. Thinking is none of it."""
+    has_thought: bool = False
+    """Thinking was told apart from the answer."""
     is_done: bool = False
     """The server's mark of the end was seen: the answer is whole."""
 
@@ -67,6 +70,11 @@ class Reading:
     def has_content(self) -> bool:
         """Whether any text of the answer has come."""
         return self.pieces > 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any of its tokens has come."""
+        return self.has_content or self.has_thought
 
     def add(self, text: str) -> None:
         """Take one more piece of the answer."""
@@ -102,7 +110,7 @@ class Dialect(Protocol):
     """Headers of an answer come when its computation begins, not when it is queued."""
     ready_path: ClassVar[str]
     """GET answers 200 once it can be asked."""
-    about_path: ClassVar[str | None] = None
+    about_paths: ClassVar[tuple[str, ...]] = ()
     """GET tells what `about` reads."""
     metrics_paths: ClassVar[tuple[str, ...]] = ()
     """GET tells what `seen` reads; the first is in Prometheus' text format."""
@@ -143,12 +151,13 @@ class Dialect(Protocol):
         """Calls that empty the prefix cache once each has answered 200; None: it cannot be done."""
         return None
 
-    def about(self, body: str) -> str:
-        """The server's version, out of what it says at `about_path`.
+    def about(self, texts: Sequence[str]) -> str:
+        """The server's version, out of the answers to `about_paths`, in their order; empty for one
+        missing.
 
         Raises EngineConfigError where it is not what the configuration says.
         """
-        del body
+        del texts
         return "unknown"
 
     def seen(self, texts: Sequence[str]) -> Seen:
@@ -164,6 +173,7 @@ class Complaint:
     message: str
     type: str = ""
     code: int | None = None
+    """A status of HTTP; others say nothing that is known."""
 
     @classmethod
     def read(cls, body: str) -> "Complaint":
@@ -180,21 +190,24 @@ class Complaint:
         if not isinstance(inner, dict):
             return cls(one_line(str(inner)))
         said = inner.get("message", inner.get("detail", inner))
-        code = inner.get("code")
-        if isinstance(code, str) and code.isdecimal():
-            code = int(code)
+        code = str(inner.get("code"))
         return cls(
             one_line(said if isinstance(said, str) else json.dumps(said)),
             str(inner.get("type") or ""),
-            code if isinstance(code, int) else None,
+            int(code) if _STATUS.fullmatch(code) else None,
         )
 
 
+_STATUS = re.compile(r"[1-5][0-9]{2}")
 _QUEUE_FULL = re.compile(
-    r"queue is full|server busy|currently busy|at capacity|overloaded|too many|rate.?limit|"
-    r"backlog limit|pending requests exceeded|no slot available",
+    r"queue is full|server busy|currently busy|at capacity|overloaded|rate.?limit|backlog limit|"
+    r"too many (?:concurrent )?requests|pending requests exceeded|no slot available",
     re.IGNORECASE,
 )
+
+
+_TOO_LONG = re.compile(r"context (?:the overflows|length|size|window)", re.IGNORECASE)
+"""Of LM Studio, inside an answer."""
 
 
 def fault_of(complaint: Complaint, status: int | None = None) -> EngineError:
@@ -208,6 +221,8 @@ def fault_of(complaint: Complaint, status: int | None = None) -> EngineError:
         return MalformedReply(f"a redirect, which is not followed: {said}")
     if code is not None and 400 <= code < 500 and code != 408:
         return RequestRejected(said)
+    if code is None and _TOO_LONG.search(complaint.message):
+        return RequestRejected(said)
     return EngineUnavailable(said)
 
 
@@ -215,7 +230,7 @@ def event(data: str) -> dict[str, Any]:
     """One message as a JSON object; raises MalformedReply, or what its `error` means."""
     try:
         content = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise MalformedReply(f"no JSON in the answer: {one_line(data, 120)!r}") from None
     if not isinstance(content, dict):
         raise MalformedReply(f"no object in the answer: {one_line(data, 120)!r}")
@@ -228,7 +243,7 @@ def object_of(body: str) -> dict[str, Any]:
     """A body as a JSON object; empty where it is none."""
     try:
         content = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -253,11 +268,16 @@ def text_of(content: Mapping[str, Any], name: str) -> str:
     return value
 
 
+_MOST = 2**53
+"""Of a count or a duration, whatever its unit; more is none."""
+
+
 def count_of(content: Mapping[str, Any], name: str) -> int | None:
     """The count under `name`; None where it is missing, null or none."""
     value = content.get(name)
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    return value if is_count else None
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value <= _MOST else None
 
 
 def seconds_of(content: Mapping[str, Any], name: str, scale: float = 1.0) -> float | None:
@@ -265,7 +285,24 @@ def seconds_of(content: Mapping[str, Any], name: str, scale: float = 1.0) -> flo
     value = content.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value * scale if math.isfinite(value) and value >= 0 else None
+    return value * scale if 0 <= value <= _MOST else None
+
+
+def context_of(models: str, name: str) -> int | None:
+    """Tokens of one request by an answer of /v1/models: the named model's, or where no other name
+    is there, the server's. None: not told."""
+    data = object_of(models).get("data")
+    cards = [card for card in data if isinstance(card, dict)] if isinstance(data, list) else []
+    named = [card for card in cards if card.get("id") == name] or cards
+    told = [count_of(card, "max_model_len") for card in named]
+    return max((tokens for tokens in told if tokens is not None), default=None)
+
+
+def check_size(told: int | None, said: str, knob: str, wanted: int, flag: str) -> None:
+    """Raises EngineConfigError where a server, as `said` of it, has less than is `wanted`."""
+    if told is not None and told < wanted:
+        remedy = f"lower it, or start the server with more ({flag})"
+        raise EngineConfigError(f"{said}, fewer than {knob} = {wanted}: {remedy}")
 
 
 FINISHES: Mapping[str, Finish] = {
@@ -342,9 +379,11 @@ class Samples:
         return samples
 
     def total(self, *names: str, label: str = "") -> int | None:
-        """The sum of the named ones whose labels contain `label`; None where there is none."""
+        """The sum of the named ones whose labels contain `label`; None where there is none, or it
+        is beyond all numbers."""
         found = self._found(names, label)
-        return round(sum(found)) if found else None
+        total = sum(found)
+        return round(total) if found and math.isfinite(total) else None
 
     def most(self, *names: str) -> float | None:
         """The greatest of the named ones; None where there is none."""

@@ -157,7 +157,8 @@ class Finish(StrEnum):
 class Usage:
     """Tokens of one request."""
 
-    prompt: int
+    prompt: int | None
+    """None where neither the engine says it nor we can count it."""
     completion: int
     cached: int | None
     """Prompt tokens served from the prefix cache; None where the engine does not say."""

@@ -18,6 +18,9 @@ from serving.process import SCRATCH_PREFIX, TERMINATE_GRACE_S, end_group, write_
 _REAP_LIMIT_S = 5.0
 _GUARD_END_S = 3.0
 _LOG_TAIL_BYTES = 64_000
+_SERVER_KEYS = frozenset({"LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE", "VLLM_API_KEY"})
+"""Of the arena's environment, meant for servers elsewhere: one that we launch would ask us for
+them."""
 
 log = structlog.get_logger(__name__)
 
@@ -101,6 +104,7 @@ async def spawn_group(
 ) -> EngineGroup:
     """Start a session whose output goes to the log; raises OSError.
 
+    Its environment is the arena's without keys of servers, and `environment`.
     `command` is given the number of the lifeline, on which the process calls `guard_group`.
     `inherited` are further descriptors that it keeps.
     """
@@ -108,6 +112,7 @@ async def spawn_group(
     scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))
     # sockets and rendezvous files of killed processes would stay for ever
     temporary = {"TMPDIR": str(scratch), "VLLM_RPC_BASE_PATH": str(scratch)}
+    ours = {name: value for name, value in os.environ.items() if name not in _SERVER_KEYS}
     lifeline, theirs = socket.socketpair()
     lifeline.setblocking(False)
     try:
@@ -117,7 +122,7 @@ async def spawn_group(
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **temporary, **environment},
+                env={**ours, **temporary, **environment},
                 pass_fds=(*inherited, theirs.fileno()),
                 start_new_session=True,
             )

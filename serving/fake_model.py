@@ -57,6 +57,7 @@ FaultKind = Literal[
     "html_error",
     "loading_503",
     "late_cancel",
+    "cut_short",
 ]
 """queue_full_503, _429, _200: refused for want of room; _200 says so in the stream, as an event of
 the dialect's own form. too_long: refused as a prompt over the context. abort: half the answer, then
@@ -65,13 +66,14 @@ is closed in good order, or reset. slow_loris: bytes that never make an event, o
 malformed_sse: an event that is no JSON after half the answer. wrong_content_type: 200, text/plain.
 ignore_constraint: 200 and free text. no_usage: token counts left out. null_cached: cached tokens
 unknown. thinking: reasoning before the answer, apart from it in chat forms and inside `<think>`
-elsewhere; it takes time, but nothing of max_tokens. role_only_first: an event without content long
+elsewhere; it takes time and tokens as answers do. role_only_first: an event without content long
 before the first token. freeze: for `seconds` nothing is computed or answered, though connections
 are accepted. crash: every connection is reset and the listener closed for `seconds`; what comes
 back remembers nothing. keepalive_lie: promises to keep the connection and closes it (what llama.cpp
 does after every stream). redirect: 307. html_error: a proxy's 502 page. loading_503: 503 for
 `seconds`, health included. late_cancel: a client's leaving is not noticed, and its slot stays taken
-to the end (llama.cpp's queued and prefilling requests)."""
+to the end (llama.cpp's queued and prefilling requests). cut_short: half the answer, and then the
+dialect's word for one that ran out of tokens (a context or a cache too small for it)."""
 
 FAULT_SECONDS: dict[str, float] = {
     "freeze": 3600.0,

@@ -127,12 +127,13 @@ class FakeServer:
         self._site: web.TCPSite | None = None
         # a client that leaves ends its handler, which gives the slot back
         self._runner = web.AppRunner(
-            self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.0
+            self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.1
         )
 
     @property
     def url(self) -> str:
-        return f"http://{self._host}:{self._port}"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._port}"
 
     @property
     def running(self) -> int:
@@ -156,6 +157,10 @@ class FakeServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._site is not None:
+            await self._site.stop()
+        # those that the listener had taken come in
+        await asyncio.sleep(0)
         self._reset_connections()
         tasks = list(self._tasks)
         for task in tasks:
@@ -203,13 +208,14 @@ class FakeServer:
         text = choose(texts or self.config.replies, question.ids, seed, question.temperature)
         room = min(question.max_tokens, self.config.context_tokens - len(question.ids))
         whole = pieces_of(text, by_character=texts is not None)
-        pieces = whole[:room]
         if fault == "thinking":
             apart = form.thinks_apart
-            pieces = (*(THOUGHTS if apart else ("<think>", *THOUGHTS, "</think>")), *pieces)
+            whole = (*(THOUGHTS if apart else ("<think>", *THOUGHTS, "</think>")), *whole)
+        if fault == "cut_short":
+            room = min(room, len(whole) // 2)
         ask = Ask(
             ids=question.ids,
-            pieces=pieces,
+            pieces=whole[:room],
             ends="stop" if len(whole) <= room else "length",
             slot=question.slot,
             use_cache=question.use_cache,

@@ -312,7 +312,7 @@ def usage_of(dialect: FakeDialect, answer: Answer) -> Event:
     if dialect == "ollama":
         return counts
     if dialect == "sglang":
-        counts["reasoning_tokens"] = answer.thoughts
+        counts["reasoning_tokens"] = min(answer.thoughts, written)
     return counts | {"prompt_tokens_details": details}
 
 

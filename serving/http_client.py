@@ -19,6 +19,7 @@ LOOK_S = 2.0
 
 _CONNECT_S = 10.0
 _BODY_READ = 64_000
+_NO_ENTRY = (401, 403)
 _CONTENT_TYPES = {
     "events": ("text/event-stream",),
     "lines": ("application/x-ndjson", "application/ndjson", "application/jsonl"),
@@ -34,10 +35,11 @@ class Stream:
 
     __slots__ = (
         "admitted",
+        "begun",
+        "events",
         "failure",
         "first_token",
         "headers_at",
-        "last_event",
         "last_line",
         "last_piece",
         "limit",
@@ -52,16 +54,23 @@ class Stream:
         self.reading = Reading()
         self.admitted = time.monotonic()
         self.headers_at: float | None = None
+        self.begun: float | None = None
+        """Its first token came, be it of thinking."""
         self.first_token: float | None = None
+        """Of the answer."""
         self.last_piece: float | None = None
         """Bytes came."""
         self.last_line: float | None = None
         """Bytes came that ended a line, be it a ping."""
-        self.last_event: float | None = None
-        """A message of the answer came."""
+        self.events: list[float] = []
+        """When messages of the answer came."""
         self.failure: EngineError | None = None
         self.limit: asyncio.Timeout | None = None
         """The deadline, for as long as the question is out."""
+
+    @property
+    def last_event(self) -> float | None:
+        return self.events[-1] if self.events else None
 
     def fail(self, error: EngineError) -> None:
         """End it now; the first reason stands."""
@@ -84,6 +93,8 @@ class Readiness:
 
     is_ready: bool
     why: str = ""
+    is_refused: bool = False
+    """It wants a key, or another one: no waiting mends that."""
 
 
 class HttpClient:
@@ -91,11 +102,13 @@ class HttpClient:
 
     Each request has a connection of its own, since servers close them after a stream although they
     say Keep-Alive. No proxies of the environment, no cookies, no redirects, no compression, and no
-    time limit for an answer: that is the caller's.
+    time limit for an answer: that is the caller's. No error says the key, which servers like to
+    quote.
     """
 
     def __init__(self, dialect: Dialect, key: str | None) -> None:
         self._dialect = dialect
+        self._key = key
         headers = {"Accept-Encoding": "identity", "User-Agent": "boardfleet"}
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
@@ -140,7 +153,8 @@ class HttpClient:
                 if got.status == 200:
                     return Readiness(True)
                 error = self._dialect.refused(got.status, await _body_start(got))
-                return Readiness(False, str(error))
+                why = self._without_key(str(error))
+                return Readiness(False, why, got.status in _NO_ENTRY)
         except EngineUnavailable as error:
             return Readiness(False, str(error))
         except TimeoutError:
@@ -175,8 +189,10 @@ class HttpClient:
                 stream.last_piece = time.monotonic()
                 before = decoder.lines_ended
                 for data in decoder.feed(piece):
-                    stream.last_event = time.monotonic()
+                    stream.events.append(time.monotonic())
                     self._dialect.read(data, stream.reading)
+                    if stream.begun is None and stream.reading.has_begun:
+                        stream.begun = stream.last_event
                     if stream.first_token is None and stream.reading.has_content:
                         stream.first_token = stream.last_event
                     if stream.reading.is_done:
@@ -218,10 +234,16 @@ class HttpClient:
         try:
             yield
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise Unreachable(f"no connection: {error or type(error).__name__}") from error
+            raise Unreachable(f"no connection: {error}") from error
         except aiohttp.ClientError as error:
-            said = one_line(f"{type(error).__name__} {error}")
+            said = one_line(self._without_key(f"{type(error).__name__} {error}"))
             raise EngineUnavailable(f"the connection broke: {said}") from error
+        except EngineError as error:
+            error.args = (self._without_key(str(error)),)
+            raise
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "***") if self._key else text
 
 
 async def _body_start(response: aiohttp.ClientResponse) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import string
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
@@ -65,11 +66,10 @@ class HttpEngineConfig(EngineConfig):
     def _is_url(cls, url: str | None) -> str | None:
         if url is None:
             return None
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is none; write it like 'http://127.0.0.1:8080'")
-        if parts.username or parts.password or parts.query or parts.fragment:
+        if not {"@", "?", "#"}.isdisjoint(url):
             raise ValueError("keys and parameters stand in no url: see api_key_env")
+        if not _is_address(url):
+            raise ValueError(f"{url!r} is none; write it like 'http://127.0.0.1:8080'")
         return url.rstrip("/").removesuffix("/v1")
 
     @field_validator("api_key_env")
@@ -92,7 +92,8 @@ class HttpEngineConfig(EngineConfig):
             for knob in sorted(self.launch_only & self.model_fields_set):
                 raise ValueError(f"{knob}: is the server's own with url; leave it out")
         for word in self.extra_args:
-            self._check_flag(word.partition("=")[0])
+            if word.startswith("-"):
+                self._check_flag(word.partition("=")[0])
         return self
 
     @model_serializer(mode="wrap")
@@ -102,14 +103,14 @@ class HttpEngineConfig(EngineConfig):
         return {name: value for name, value in dump(self).items() if name not in refused}
 
     def _check_flag(self, flag: str) -> None:
-        if flag in _ADDRESS_FLAGS:
+        if any(_means(flag, address) for address in _ADDRESS_FLAGS):
             raise ValueError(f"extra_args: {flag}: the address of a launched server is chosen here")
-        if flag.startswith("--api-key"):
+        if _means(flag, "--api-key") or "api-key" in flag.replace("_", "-"):
             raise ValueError("extra_args: --api-key: keys stand in no configuration")
-        if flag in self.taken_flags:
-            knob = self.taken_flags[flag]
-            remedy = f"use {knob}" if knob else "the engine needs it as it is"
-            raise ValueError(f"extra_args: {flag}: {remedy}")
+        for taken, knob in self.taken_flags.items():
+            if _means(flag, taken):
+                remedy = f"use {knob}" if knob else "the engine needs it as it is"
+                raise ValueError(f"extra_args: {flag}: {remedy}")
 
     @property
     def request_model(self) -> str:
@@ -120,13 +121,27 @@ class HttpEngineConfig(EngineConfig):
     def is_launched(self) -> bool:
         return self.url is None
 
-    @property
-    def ready_limit_s(self) -> float:
-        """Seconds until the server must answer when it is opened."""
-        return self.start_seconds if self.is_launched else URL_START_S
-
 
 _ADDRESS_FLAGS = ("--host", "--port", "-H", "--uds", "--data-parallel-address")
+
+
+def _means(word: str, flag: str) -> bool:
+    """Whether some server takes the word for the flag: with _ for -, cut short where it is a long
+    one, and with its value's digits behind where it is a short one."""
+    if word.startswith("--"):
+        return flag.startswith(word.replace("_", "-"))
+    return word.rstrip(string.digits) == flag
+
+
+def _is_address(url: str) -> bool:
+    """Whether there can be a server at the url, as far as its letters tell."""
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").encode("idna")
+        is_one = parts.scheme in ("http", "https") and host != b"" and parts.port != 0
+    except ValueError:  # no port, no name, or a bracket too few
+        return False
+    return is_one and re.search(r"\s", url) is None
 
 
 class BatchKnobs(HttpEngineConfig):

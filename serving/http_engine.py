@@ -11,13 +11,16 @@ import itertools
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import WeakValueDictionary
 
 import structlog
 
+from serving.budget import cut_short, used_its_time
 from serving.config import EngineConfigError, EngineStart
 from serving.dialect import Call, Command, Dialect, one_line
 from serving.engine import (
@@ -53,13 +56,16 @@ _PROBE = PromptParts("Answer questions in English.", "", "What is the capital of
 """Nobody answers this with one of the choices who is not made to."""
 
 _FORGET_S = 10.0
+_LAST_LOOK_S = 1.0
+_RETRY_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 5.0
 _START_PAUSES_S = (0.25, 0.5, 1.0, 2.0, 4.0)
 _DEATH_S = 0.5
 """A connection that a dying server cuts is seen this long before its end."""
+_UNSEEN_S = 1.0
+"""llama.cpp may compute this long for a client that has left."""
 _PATIENCE = 4
 """Times `stall_seconds` until the first answer of a start, which may take long."""
-_QUEUE_SLACK = 0.05
-_QUEUE_SLACK_S = 0.25
 
 log = structlog.get_logger(__name__)
 
@@ -94,17 +100,20 @@ class HttpEngine:
         self._dialect = kind.dialect
         self._make_template = kind.template
         self._launch = kind.launch
-        self._key: str | None = None
         self._run = secrets.token_hex(4)
         self._numbers = itertools.count(1)
         self._streams: set[Stream] = set()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Of the matches with a question under way; `_turn_of`."""
         self._client: HttpClient | None = None
         self._server: Server | None = None
         self._serving = asyncio.Event()
         """Set while requests need not wait: the server is ready, or there will be none again."""
         self._final: EngineDead | None = None
+        self._down_since: float | None = None
+        """When a server at a url failed first since it last answered."""
         self._fruitless = 0
-        """Failures of a server at a url since it last answered."""
+        """Tries to reach it since then."""
         self._primed = 0
         """Prompts, since the caches were last empty."""
         self._last_progress = time.monotonic()
@@ -112,7 +121,9 @@ class HttpEngine:
         self._errands: set[asyncio.Task[None]] = set()
         self._looking: asyncio.Task[str] | None = None
         self._warned_of_usage = False
-        self._telemetry = SampledTelemetry(has_figures=bool(kind.dialect.metrics_paths))
+        self._has_thought = False
+        """In some answer so far, apart from it."""
+        self._telemetry = SampledTelemetry()
 
     @cached_property
     def template(self) -> Template:
@@ -144,16 +155,15 @@ class HttpEngine:
     async def open(self) -> None:
         """Ready to generate, and seen to obey a constraint; raises EngineDead."""
         try:
-            self._key = api_key(self._config)
+            key = api_key(self._config)
             # counting, since some templates read their tokenizer for the first count alone
             await asyncio.to_thread(lambda: self.template.count_tokens(_PROBE))
-            self._client = HttpClient(self._dialect, self._key)
+            self._client = HttpClient(self._dialect, key)
             await self._begin()
             self._keep_running(self._supervise())
             self._keep_running(self._watch_progress())
             await self._probe()
-            self._telemetry.forget()
-            await self._look()
+            await self._count_from_here()
             self._keep_running(self._scrape())
         except (EngineError, EngineConfigError, TemplateError) as error:
             await self._close(EngineDead(str(error), final=True))
@@ -167,26 +177,31 @@ class HttpEngine:
         if not isinstance(request.prompt, wanted):
             takes = "token ids" if self._dialect.takes_ids else "chat messages"
             raise RequestRejected(f"engine {self.name} takes prompts as {takes}")
+        async with self._turn_of(request.match_id):
+            return await self._ask(request)
+
+    async def _ask(self, request: Request) -> Reply:
         server = await self._ready_server()
         stream = Stream(request, f"{self._run}-{next(self._numbers)}-{request.id}")
         if not self._streams:
             self._last_progress = stream.admitted
         self._streams.add(stream)
-        is_over = False
+        is_refused = False
         try:
-            reply = await self._answered(server, stream)
-            is_over = stream.reading.is_done
+            return await self._answered(server, stream)
         except EngineError as error:
-            is_over = isinstance(error, Overloaded | RequestRejected)
-            self._telemetry.rejected += isinstance(error, Overloaded)
+            is_refused = isinstance(error, Overloaded | RequestRejected)
+            if request.match_id:
+                self._telemetry.rejected += isinstance(error, Overloaded)
             raise self._named(error) from error.__cause__
         finally:
             self._streams.discard(stream)
+            self._has_thought = self._has_thought or stream.reading.has_thought
             self._last_progress = max(self._last_progress, stream.last_event or 0.0)
-            self._dialect.ended(stream.wire_id)
-            if not is_over:
+            if is_refused or stream.reading.is_done:
+                self._dialect.ended(stream.wire_id)
+            else:
                 self._abort(server, stream)
-        return reply
 
     def snapshots(self) -> AsyncIterator[EngineSnapshot]:
         return self._telemetry.snapshots()
@@ -194,6 +209,7 @@ class HttpEngine:
     async def prime(self, prompt: Prompt) -> None:
         """Of a server's caches that share nothing, the first prompt goes to all, the second to
         half, the third to a third."""
+        await self._ready_server()
         self._primed += 1
         copies = max(1, self._dialect.caches // self._primed)
         limit_s = self._config.start_seconds
@@ -201,6 +217,8 @@ class HttpEngine:
             Request(f"prime-{n}", "", prompt, None, 1, Sampling(), limit_s) for n in range(copies)
         ]
         await asyncio.gather(*map(self._ask_patiently, primers))
+        if not self._streams:
+            await self._count_from_here()
 
     async def reset_prefix_cache(self) -> bool:
         if self._streams:
@@ -232,6 +250,13 @@ class HttpEngine:
 
     # one question
 
+    def _turn_of(self, match_id: str) -> AbstractAsyncContextManager[object]:
+        """Of a match's questions at one time. Where each match has a cache of its own, a second one
+        would compute the whole transcript in another, at the cost of everybody."""
+        if not match_id or self._dialect.caches == 1:
+            return contextlib.nullcontext()
+        return self._turns.setdefault(match_id, asyncio.Lock())
+
     async def _answered(self, server: Server, stream: Stream) -> Reply:
         """The reply; the connection is closed before it is back, however it ends."""
         assert self._client is not None
@@ -250,7 +275,7 @@ class HttpEngine:
             self._last_progress = time.monotonic()
             raise
         server.has_answered = True
-        self._fruitless = 0
+        self._down_since = None
         return self._reply(stream, Finish.STOP)
 
     async def _meaning(
@@ -268,7 +293,9 @@ class HttpEngine:
         return error
 
     def _abort(self, server: Server, stream: Stream) -> None:
-        """The connection is closed already; tell a server that wants to be told besides."""
+        """The connection is closed already; tell a server that wants to be told besides. Until it
+        has seen that, the question is taken to be in its place still."""
+        asyncio.get_running_loop().call_later(_UNSEEN_S, self._dialect.ended, stream.wire_id)
         call = self._dialect.abort(stream.wire_id)
         if call is not None and self._final is None:
             errand = asyncio.create_task(self._send(server, call, stream.request.match_id))
@@ -297,51 +324,49 @@ class HttpEngine:
         )
         text = self._dialect.answer(request, reading) if reading.is_done else reading.text
         usage = self._usage(stream)
-        self._telemetry.answered(usage)
+        if reading.is_done and request.match_id:
+            self._telemetry.answered(usage)
+        if (why := cut_short(request, reading.finish, reading.completion)) is not None:
+            raise EngineUnavailable(why)
         return Reply(text, reading.finish or otherwise, usage, timings)
 
     def _usage(self, stream: Stream) -> Usage:
-        """As the server tells; what it does not tell is counted here, and that is told once."""
+        """As the server tells; what it does not tell is counted here, and that is told once. Of
+        messages that only the server has counted the tokens are unknown."""
         reading, prompt = stream.reading, stream.request.prompt
         is_told = reading.prompt is not None and reading.completion is not None
         if not is_told and reading.is_done and not self._warned_of_usage:
             self._warned_of_usage = True
             log.warning("engine.tells_no_usage", engine=self.name, counted="pieces of the answer")
         told = reading.prompt
-        if told is None:
-            told = len(prompt.ids) if isinstance(prompt, TokenPrompt) else _estimate(prompt)
+        if told is None and isinstance(prompt, TokenPrompt):
+            told = len(prompt.ids)
         completion = reading.pieces if reading.completion is None else reading.completion
         return Usage(told, completion, reading.cached)
 
     def _late_reply(self, stream: Stream) -> Reply:
         """What there is at the deadline, where the time was the player's own; else raises."""
-        now = time.monotonic()
-        if self._was_computing(stream, now):
+        if self._was_computing(stream):
             return self._reply(stream, Finish.DEADLINE)
         raise EngineStalled(
             f"{stream.request.id} was not answered in {stream.request.deadline_s:g} s"
         )
 
-    def _was_computing(self, stream: Stream, now: float) -> bool:
+    def _was_computing(self, stream: Stream) -> bool:
         """True if an unconstrained request ran into its deadline while its tokens came.
 
         Its own time must have used the deadline up: what it waited in the server costs nobody.
-        Where that is not known, its own time is from its first token on, and must be half of the
-        deadline at least.
+        Where that is not known, its own time is from its first token on.
         """
-        request, deadline_s = stream.request, stream.request.deadline_s
-        if request.choices is not None or stream.first_token is None or stream.last_event is None:
-            return False
-        recent_s = min(self._settings.stall_seconds, deadline_s / 2)
-        if now - stream.last_event > recent_s:
+        request = stream.request
+        if request.choices is not None or stream.begun is None:
             return False
         queue_s = stream.reading.queue_s
         if queue_s is None and self._dialect.starts_with_headers and stream.headers_at is not None:
             queue_s = stream.headers_at - stream.admitted
-        if queue_s is None:
-            return now - stream.first_token >= deadline_s / 2
-        slack_s = min(max(_QUEUE_SLACK_S, _QUEUE_SLACK * deadline_s), deadline_s / 4)
-        return now - stream.admitted - queue_s >= deadline_s - slack_s
+        begun = stream.begun if queue_s is None else stream.admitted + queue_s
+        ended = stream.admitted + request.deadline_s
+        return used_its_time(begun, stream.events, ended, request.deadline_s)
 
     # the server
 
@@ -368,6 +393,7 @@ class HttpEngine:
         if server.process is not None:
             self._telemetry.began()
         self.command = server.command
+        self._primed = 0
         self._server = server
         self._last_progress = time.monotonic()
         self._serving.set()
@@ -379,18 +405,15 @@ class HttpEngine:
     async def _about(self, server: Server) -> str:
         """The server's version; raises EngineDead where it is not what the config says."""
         known = server.command.version if server.command else None
-        path = self._dialect.about_path
-        if path is None:
-            return known or "unknown"
-        body = await self._page(server, path)
+        texts = [await self._page(server, path) for path in self._dialect.about_paths]
         try:
-            told = self._dialect.about(body)
+            told = self._dialect.about(texts)
         except EngineConfigError as error:
             raise EngineDead(f"engine {self.name}: {error}") from error
         return known or told
 
     async def _probe(self) -> None:
-        """A constrained question; raises EngineDead where the answer is none of the choices."""
+        """A constrained question; raises EngineDead where no choice comes, and says why."""
         template = self.template
         most = max(len(choice.encode()) for choice in PROBE_CHOICES) + 1
         limit_s = self._config.start_seconds
@@ -398,6 +421,12 @@ class HttpEngine:
         reply = await self._ask_patiently(
             Request("probe", "", prompt, PROBE_CHOICES, most, Sampling(temperature=0), limit_s)
         )
+        if self._has_thought and not reply.text:
+            raise EngineDead(
+                f"engine {self.name}: the model thinks first, and its thoughts used up the tokens "
+                "of the answer: turn thinking off where the server is started, or by extra_body "
+                "where the kind has it"
+            )
         if reply.text not in PROBE_CHOICES:
             raise EngineDead(
                 f"engine {self.name}: the server does not obey {self._dialect.constraint_field}: "
@@ -431,38 +460,59 @@ class HttpEngine:
             self._serving.clear()
             if server.process is not None or isinstance(error, EngineStalled):
                 self._fail_streams(error)
-            self._server = None
             await server.end(at_once=True)
+            self._server = None
             await (self._restart(error) if self._launch else self._wait_for(error))
 
     async def _restart(self, error: EngineError) -> None:
-        """Another start, or the final error for every request from now on."""
+        """Another start, or after as many as are allowed the final error for every request."""
         limit = self._settings.restart_limit
         while self.restarts < limit:
             self.restarts += 1
             try:
                 await self._begin()
-            except EngineDead as again:
-                error = again
+            except (EngineError, EngineConfigError, OSError) as again:
+                error = self._named(EngineDead(str(again)))
+                await asyncio.sleep(_RETRY_PAUSE_S)
             else:
                 return
         self._give_up(EngineDead(f"{error} (restarted {limit} times)", final=True))
 
     async def _wait_for(self, error: EngineError) -> None:
-        """Until the server at the url answers again: for `restart_limit` + 1 times `stall_seconds`,
-        and only so often without an answer in between."""
-        limit = self._settings.restart_limit
-        self._fruitless += 1
-        if self._fruitless > limit:
-            return self._give_up(EngineDead(f"{error} (tried {limit} times)", final=True))
-        try:
-            assert self._client is not None
-            limit_s = (limit + 1) * self._settings.stall_seconds
-            await self._take(await reach(self._client, self.name, self._config.url or "", limit_s))
-        except EngineDead as dead:
-            return self._give_up(EngineDead(str(dead), final=True))
-        self.restarts += 1
-        log.info("engine.ready", engine=self.name, version=self.version, reconnected=self.restarts)
+        """Until the server at the url answers again.
+
+        What it is given is `restart_limit` tries and `restart_limit` + 1 times `stall_seconds`,
+        both used up without an answer in between. Pauses grow: a proxy may say that it is ready and
+        have no server behind it.
+        """
+        client, settings = self._client, self._settings
+        assert client is not None
+        limit_s = (settings.restart_limit + 1) * settings.stall_seconds
+        if self._down_since is None:
+            self._down_since, self._fruitless = time.monotonic(), 0
+        give_up_at = self._down_since + limit_s
+        while self._fruitless < settings.restart_limit or time.monotonic() < give_up_at:
+            if self._fruitless:
+                pause_s = min(_RETRY_PAUSE_S * 2**self._fruitless, _LONGEST_PAUSE_S)
+                await asyncio.sleep(pause_s)
+            self._fruitless += 1
+            try:
+                await self._take(await reach(client, self.name, self._config.url or "", limit_s))
+            except EngineDead as dead:
+                return self._give_up(EngineDead(str(dead), final=True))
+            except EngineError as again:
+                error = self._named(again)
+                continue
+            self.restarts += 1
+            log.info(
+                "engine.ready",
+                engine=self.name,
+                version=self.version,
+                reconnected=self.restarts,
+            )
+            # before its counters, which may have begun anew, are past where they were
+            return await self._look()
+        self._give_up(EngineDead(f"{error} (tried {self._fruitless} times)", final=True))
 
     def _give_up(self, final: EngineDead) -> None:
         self._final = final
@@ -514,11 +564,8 @@ class HttpEngine:
             self._serving.clear()
 
     def _named(self, error: EngineError) -> EngineError:
-        """With the engine's name, and without the server's key, which servers like to quote."""
-        text = str(error)
-        if self._key:
-            text = text.replace(self._key, "***")
-        prefix = f"engine {self.name}"
+        """With the engine's name."""
+        text, prefix = str(error), f"engine {self.name}"
         named = copy(error)
         named.args = (text if text.startswith(prefix) else f"{prefix}: {text}",)
         return named
@@ -540,24 +587,40 @@ class HttpEngine:
             self._serving.set()
 
     async def _close(self, final: EngineDead) -> None:
+        """Whatever fails here, or if this is cancelled, the launched server is ended."""
         self._final = self._final or final
-        if self._server is not None and self._tasks:
-            await self._look()
-        tasks = [*self._tasks, *self._errands]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._tasks = []
         self._fail_streams(final)
         self._serving.set()
-        if self._client is not None:
+        tasks, self._tasks = [*self._tasks, *self._errands], []
+        for task in tasks:
+            task.cancel()
+        async with AsyncExitStack() as stack:
+            stack.callback(self._telemetry.close)
+            stack.push_async_callback(self._end_server)
             # first: servers wait for their clients before they end
+            stack.push_async_callback(self._end_client)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if tasks:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LAST_LOOK_S):
+                        await self._look()
+
+    async def _end_client(self) -> None:
+        if self._client is not None:
             await asyncio.sleep(0)
             await self._client.close()
-        if self._server is not None:
-            server, self._server = self._server, None
+        if self._looking is not None:
+            await asyncio.wait([self._looking])
+
+    async def _end_server(self) -> None:
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        try:
             await server.end()
-        self._telemetry.close()
+        except asyncio.CancelledError:
+            await server.end(at_once=True)
+            raise
 
     # telemetry
 
@@ -567,22 +630,29 @@ class HttpEngine:
             await self._look()
 
     async def _look(self) -> None:
-        """One snapshot, where the server can be asked."""
+        """One snapshot, while there is a server. Raises for nothing that a page may hold."""
         server = self._server
         if server is None:
             return
-        texts = [await self._page(server, path) for path in self._dialect.metrics_paths]
-        if not texts or texts[0]:
-            self._telemetry.add(self._dialect.seen(texts), len(self._streams))
+        pages = (self._page(server, path) for path in self._dialect.metrics_paths)
+        texts = await asyncio.gather(*pages)
+        if server is not self._server:
+            return
+        try:
+            seen = self._dialect.seen(texts)
+        except Exception as error:  # noqa: BLE001
+            # lost telemetry is to end no engine
+            log.warning("engine.not_understood", engine=self.name, why=repr(error))
+        else:
+            self._telemetry.add(seen, len(self._streams))
+
+    async def _count_from_here(self) -> None:
+        """What the server has counted so far is none of the run's."""
+        self._telemetry.forget()
+        await self._look()
 
     async def _first_page(self) -> str:
         paths: Sequence[str] = self._dialect.metrics_paths
-        if self._server is None or not paths:
+        if self._server is None or self._final is not None or not paths:
             return ""
         return await self._page(self._server, paths[0])
-
-
-def _estimate(prompt: Prompt) -> int:
-    """Tokens at most of messages that only the server has counted, by their bytes."""
-    assert isinstance(prompt, ChatPrompt)
-    return sum(len(content.encode()) for _, content in prompt.messages)

@@ -53,7 +53,8 @@ class Server:
 
 
 async def reach(client: HttpClient, name: str, url: str, limit_s: float) -> Server:
-    """The server that runs at `url`; raises EngineDead where it is not ready within `limit_s`."""
+    """The server that runs at `url`; raises EngineDead where it is not ready within `limit_s`, and
+    at once where it wants another key."""
     answer = Readiness(False, "no answer")
     try:
         async with asyncio.timeout(limit_s):
@@ -61,6 +62,8 @@ async def reach(client: HttpClient, name: str, url: str, limit_s: float) -> Serv
                 answer = await client.readiness(url)
                 if answer.is_ready:
                     return Server(url, None, None)
+                if answer.is_refused:
+                    raise EngineDead(f"engine {name}: {url} refuses us: {answer.why}")
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
         raise EngineDead(

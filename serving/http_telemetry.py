@@ -36,19 +36,21 @@ class _Total:
 class SampledTelemetry:
     """Snapshots of a server as it is looked at now and then.
 
-    Of a server without figures of its own they tell what its answers told: requests inside it, and
-    prompt tokens cached, as long as every answer says so.
+    As long as a server tells no figures of its own, having none or behind a proxy, they tell what
+    its answers told: requests inside it, and prompt tokens cached, if every whole answer says so.
     """
 
-    def __init__(self, *, has_figures: bool) -> None:
+    def __init__(self) -> None:
         self.rejected = 0
-        self._has_figures = has_figures
+        self._has_figures = False
+        """The server told some."""
         self._queries = _Total()
         self._hits = _Total()
         self._preemptions = _Total()
         self._totals = (self._queries, self._hits, self._preemptions)
-        self._told_queries = 0
-        self._told_hits: int | None = 0
+        self._told_queries = self._told_hits = 0
+        self._is_told = True
+        """By every answer so far."""
         self._unread: deque[EngineSnapshot] = deque(maxlen=_SNAPSHOTS_KEPT)
         self._changed = asyncio.Event()
         self._is_closed = False
@@ -59,26 +61,32 @@ class SampledTelemetry:
             total.begin(at_zero=True)
 
     def forget(self) -> None:
-        """What was counted so far is none of the run's."""
-        self._told_queries, self._told_hits = 0, 0
+        """What the server counts up to the next look is none of the run's."""
         for total in self._totals:
             total.begin(at_zero=False)
 
     def answered(self, usage: Usage) -> None:
-        """Take what one answer told."""
-        self._told_queries += usage.prompt
-        if usage.cached is None or self._told_hits is None:
-            self._told_hits = None
+        """Take what one whole answer told."""
+        if usage.prompt is None or usage.cached is None:
+            self._is_told = False
         else:
+            self._told_queries += usage.prompt
             self._told_hits += usage.cached
 
     def add(self, seen: Seen, in_flight: int) -> None:
-        """Take one look, with so many requests of ours unanswered."""
+        """Take one look, with so many requests of ours unanswered.
+
+        A server that told figures before and tells none now could not be asked: no snapshot.
+        """
+        if seen.running is not None:
+            self._has_figures = True
+        elif self._has_figures:
+            return
         self._queries.add(seen.prefix_queries)
         self._hits.add(seen.prefix_hits)
         self._preemptions.add(seen.preemptions)
         queries, hits = self._queries.value, self._hits.value
-        if not self._has_figures and self._told_hits is not None:
+        if not self._has_figures and self._is_told:
             queries, hits = self._told_queries, self._told_hits
         self._unread.append(
             EngineSnapshot(

@@ -275,7 +275,7 @@ def _is_number(value: object) -> bool:
 def is_recordable(reply: Reply) -> bool:
     """Whether its figures are numbers that records can hold: no NaN, no fractions of tokens."""
     times, usage = reply.timings, reply.usage
-    counts = (usage.prompt, usage.completion, 0 if usage.cached is None else usage.cached)
+    counts = [usage.completion, *(n for n in (usage.prompt, usage.cached) if n is not None)]
     may_be_unknown = (
         times.first_token,
         times.queue_s,

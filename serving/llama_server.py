@@ -25,9 +25,11 @@ from serving.dialect import (
     Samples,
     Seen,
     check_choices,
+    check_size,
     count_of,
     event,
     object_of,
+    one_line,
     part,
     refuse_min_tokens,
     seconds_of,
@@ -36,6 +38,7 @@ from serving.dialect import (
 from serving.engine import Finish, MalformedReply, Request, TokenPrompt
 from serving.http_config import HttpEngineConfig, check_http
 from serving.http_engine import HttpEngine, ServerKind
+from serving.llama_flags import parse
 from serving.llama_package import REMEDY, is_installed
 from serving.models import check_model, packaged_gguf, resolve
 from serving.template import load_template
@@ -45,6 +48,8 @@ SLOT_ROUNDING = 256
 
 BATCH_TOKENS = 512
 """A batch cannot be interrupted: a cancelled prompt costs what is left of one."""
+
+_PACKAGED = (sys.executable, "-m", "serving.llama_child")
 
 _HTTP_THREADS = 64
 """At least. Each connection holds one; with fewer the server answers nobody for seconds."""
@@ -149,13 +154,15 @@ class SlotTable:
 
     def take(self, match_id: str, wire_id: str, ids: Sequence[int]) -> int | None:
         """The match's own slot; else the one that begins most like `ids` of those that no match
-        has; else the one idle longest. It becomes the match's own. None: all are asked.
+        has; else the one idle longest. It becomes the match's own. None: all are asked, or
+        its own is, perhaps by a question given up: the server knows better which is free.
 
         A question of no match takes the one idle longest, rather one that no match has.
         """
         asked = set(self._asked.values())
         idle = [number for number in self._slots if number not in asked]
-        if not idle:
+        is_own_asked = match_id and any(self._slots[number].owner == match_id for number in asked)
+        if not idle or is_own_asked:
             return None
         number = self._choose(match_id, ids, idle)
         self._slots.pop(number)
@@ -198,7 +205,7 @@ class LlamaDialect(Dialect):
     constraint_field = "grammar"
     starts_with_headers = True
     ready_path = "/health"
-    about_path = "/props"
+    about_paths = ("/props",)
     metrics_paths = ("/metrics", "/slots")
 
     def __init__(self, config: LlamaServerConfig) -> None:
@@ -243,7 +250,7 @@ class LlamaDialect(Dialect):
         reading.add(text_of(content, "content"))
         if content.get("stop") is not True:
             return
-        reason = content.get("stop_type")
+        reason = text_of(content, "stop_type")
         if reason not in _FINISHES:
             raise MalformedReply(f"the answer ended with {reason!r}")
         reading.finish = _FINISHES[reason]
@@ -262,20 +269,14 @@ class LlamaDialect(Dialect):
             Call("/completion", {**body, "id_slot": slot}) for slot in range(self._config.slots)
         )
 
-    def about(self, body: str) -> str:
-        told = object_of(body)
+    def about(self, texts: Sequence[str]) -> str:
+        told, config = object_of(texts[0]), self._config
         slots = count_of(told, "total_slots")
-        if slots is not None and slots < self._config.slots:
-            raise EngineConfigError(
-                f"the server has {slots} slots, fewer than max_concurrent = {self._config.slots}: "
-                "lower it, or start the server with more (-np)"
-            )
+        said = f"the server has {slots} slots"
+        check_size(slots, said, "max_concurrent", config.slots, "-np")
         tokens = count_of(part(told, "default_generation_settings"), "n_ctx")
-        if tokens is not None and tokens < self._config.context_tokens:
-            raise EngineConfigError(
-                f"a slot of the server holds {tokens} tokens, fewer than context_tokens = "
-                f"{self._config.context_tokens}: lower it, or start the server with more (-c)"
-            )
+        said = f"a slot of the server holds {tokens} tokens"
+        check_size(tokens, said, "context_tokens", config.context_tokens, "-c")
         return text_of(told, "build_info") or "unknown"
 
     def seen(self, texts: Sequence[str]) -> Seen:
@@ -296,14 +297,14 @@ def slots_usage(text: str) -> float | None:
     """Share of all slots' contexts that holds a prompt, by an answer of /slots; None: not told."""
     try:
         slots = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(slots, list) or not all(isinstance(slot, dict) for slot in slots):
         return None
     room = sum(count_of(slot, "n_ctx") or 0 for slot in slots)
     # one that was never used tells no tokens
     held = sum(count_of(slot, "n_prompt_tokens") or 0 for slot in slots)
-    return min(1.0, held / room) if room else None
+    return min(held, room) / room if room else None
 
 
 def grammar_of(choices: Sequence[str]) -> str:
@@ -325,7 +326,7 @@ def program_of(config: LlamaServerConfig) -> tuple[tuple[str, ...], str | None] 
     if not is_installed():
         return None
     version = importlib.metadata.version("xllamacpp")
-    return (sys.executable, "-m", "serving.llama_child"), f"xllamacpp {version}"
+    return _PACKAGED, f"xllamacpp {version}"
 
 
 def command(config: LlamaServerConfig, gguf: Path, port: int) -> Command:
@@ -373,9 +374,22 @@ def check_llama_server(config: LlamaServerConfig) -> None:
         gguf_of(config.model)
         if config.binary is not None and shutil.which(config.binary) is None:
             raise EngineConfigError(f"binary = {config.binary!r}: no such program")
-        if program_of(config) is None:
-            raise EngineConfigError(f"llama.cpp's server is not here: {REMEDY}")
+        _check_program(config)
     check_model(config.model)
+
+
+def _check_program(config: LlamaServerConfig) -> None:
+    found = program_of(config)
+    if found is None:
+        raise EngineConfigError(f"llama.cpp's server is not here: {REMEDY}")
+    if found[0] == _PACKAGED:
+        try:
+            parse(list(command(config, gguf_of(config.model), 0).argv[len(_PACKAGED) :]))
+        except ValueError as error:
+            raise EngineConfigError(
+                f"the server out of xllamacpp cannot be started so: {one_line(str(error))}: "
+                "leave it out, or name a llama-server as binary"
+            ) from error
 
 
 def _build(start: EngineStart, config: LlamaServerConfig) -> HttpEngine:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from serving.chat_template import MessagesTemplate
 from serving.config import EngineConfigError, EngineKind, EngineStart
@@ -39,6 +39,21 @@ from the answer; counted it is all the same."""
 _SEED_MASK = 2**31 - 1
 """Several servers keep 32 bits with a sign, and JavaScript's none above 53."""
 
+_OWN_FIELDS = (
+    "model",
+    "messages",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "n",
+    "seed",
+    "temperature",
+    "top_p",
+    "response_format",
+)
+"""Of a request, or another name for one of them."""
+
 _SERVERS_OWN = dict.fromkeys(
     (
         "max_batched_tokens",
@@ -56,30 +71,40 @@ _SERVERS_OWN = dict.fromkeys(
 )
 
 
-class OpenAiConfig(HttpEngineConfig):
-    """Any server with OpenAI's chat protocol."""
+class ChatConfig(HttpEngineConfig):
+    """What OpenAI's chat protocol can be told."""
 
     lacking: ClassVar[dict[str, str]] = _SERVERS_OWN
 
-    kind: Literal["openai"] = "openai"
     extra_body: dict[str, Any] = Field(
         default_factory=dict,
         description="Further fields of every request, such as chat_template_kwargs = "
         "{enable_thinking = false} for servers that document it.",
     )
 
+    @field_validator("extra_body")
+    @classmethod
+    def _is_none_of_ours(cls, extra: dict[str, Any]) -> dict[str, Any]:
+        for name in _OWN_FIELDS:
+            if name in extra:
+                raise ValueError(f"{name}: is set for each request; leave it out")
+        return extra
+
+
+class OpenAiConfig(ChatConfig):
+    """Any server with OpenAI's chat protocol."""
+
+    kind: Literal["openai"] = "openai"
+
     @model_validator(mode="after")
     def _has_a_server(self) -> "OpenAiConfig":
         if self.url is None:
             raise ValueError("url: is needed; an engine of this kind is not launched")
-        _refuse_own_fields(self.extra_body)
         return self
 
 
-class LmStudioConfig(HttpEngineConfig):
+class LmStudioConfig(ChatConfig):
     """LM Studio's local server, started from its window or by `lms server start`."""
-
-    lacking: ClassVar[dict[str, str]] = _SERVERS_OWN
 
     kind: Literal["lmstudio"] = "lmstudio"
     url: str | None = Field(default="http://127.0.0.1:1234", description="Of the running server.")
@@ -149,8 +174,11 @@ class OpenAiDialect(Dialect):
         if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
             raise MalformedReply("the answer has no choices")
         for choice in choices[:1]:
-            # reasoning_content and reasoning are thinking, which is no part of the answer
-            reading.add(text_of(part(choice, "delta"), "content"))
+            told = part(choice, "delta")
+            reading.add(text_of(told, "content"))
+            # thinking, by two names, is no part of the answer
+            if told.get("reasoning_content") or told.get("reasoning"):
+                reading.has_thought = True
             if choice.get("finish_reason") is not None:
                 reading.finish = finish_of(choice["finish_reason"])
         read_usage(content, reading)
@@ -173,7 +201,7 @@ class OllamaDialect(Dialect):
     framing = "lines"
     constraint_field = "format"
     ready_path = "/api/version"
-    about_path = "/api/version"
+    about_paths = ("/api/version",)
 
     def __init__(self, config: OllamaConfig) -> None:
         self._config = config
@@ -212,7 +240,10 @@ class OllamaDialect(Dialect):
 
     def read(self, data: str, reading: Reading) -> None:
         content = event(data)
-        reading.add(text_of(part(content, "message"), "content"))
+        told = part(content, "message")
+        reading.add(text_of(told, "content"))
+        if told.get("thinking"):
+            reading.has_thought = True
         if content.get("done") is not True:
             return
         reason = content.get("done_reason", "stop")
@@ -228,15 +259,15 @@ class OllamaDialect(Dialect):
     def answer(self, request: Request, reading: Reading) -> str:
         return unwrapped(reading.text) if request.choices is not None else reading.text
 
-    def about(self, body: str) -> str:
-        return text_of(object_of(body), "version") or "unknown"
+    def about(self, texts: Sequence[str]) -> str:
+        return text_of(object_of(texts[0]), "version") or "unknown"
 
 
 def unwrapped(text: str) -> str:
     """The string that a JSON text is; one that is none, or was cut, stands as far as it came."""
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text.lstrip().removeprefix('"')
     return content if isinstance(content, str) else text
 
@@ -256,12 +287,6 @@ def _schema(choices: Sequence[str]) -> dict[str, Any]:
 def _messages(request: Request) -> list[dict[str, str]]:
     assert isinstance(request.prompt, ChatPrompt)
     return [{"role": role, "content": content} for role, content in request.prompt.messages]
-
-
-def _refuse_own_fields(extra: Mapping[str, Any]) -> None:
-    for name in ("model", "messages", "stream", "stream_options", "max_tokens", "seed"):
-        if name in extra:
-            raise ValueError(f"extra_body.{name}: is set for each request; leave it out")
 
 
 def ollama_command(config: OllamaConfig, port: int) -> Command:
@@ -295,7 +320,7 @@ def _build_openai(start: EngineStart, config: OpenAiConfig) -> HttpEngine:
 
 
 def _build_lmstudio(start: EngineStart, config: LmStudioConfig) -> HttpEngine:
-    dialect = OpenAiDialect(config.request_model)
+    dialect = OpenAiDialect(config.request_model, config.extra_body)
     return HttpEngine(start, config, ServerKind(dialect, lambda: MessagesTemplate(config.model)))
 
 

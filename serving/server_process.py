@@ -28,6 +28,8 @@ _PROGRESS_S = 10.0
 _ENDED_S = 1.0
 _LAST_LINES = 50
 """Of a log, where the reason stands; servers complain of harmless things while they start."""
+_SHOWN_LINES = 4
+"""Of a log, in the error."""
 _PORT_TAKEN = re.compile(r"address already in use|couldn't bind|port \S+ is in use", re.I)
 _LLAMA_CPP_ERROR = re.compile(r"[\d.]+ E (.+)")
 """Of llama.cpp's log: time, level, function and message. The first one is the cause."""
@@ -45,7 +47,7 @@ class ServerStart:
     argv: Sequence[str]
     """The program (a path, or a name on PATH) and its arguments; no keys, for all can read them."""
     env: Mapping[str, str]
-    """Added to the arena's own environment."""
+    """Added to the arena's own environment, which goes without keys of servers."""
     limit_s: float
     """Seconds until it must answer."""
 
@@ -57,13 +59,16 @@ class ServerEnd:
     code: int
     """Its exit code; negative for the signal that killed it."""
     reason: str
-    """One line of its log."""
+    """The line of its log that says most."""
+    last_lines: tuple[str, ...]
+    """Of its log, without the reason."""
     is_port_taken: bool
     """Whether that is the reason: another start may be given another port."""
 
     def __str__(self) -> str:
         how = f"ended with code {self.code}" if self.code >= 0 else f"ended by signal {-self.code}"
-        return f"{how}: {self.reason}"
+        more = f"; last in its log: {' | '.join(self.last_lines)}" if self.last_lines else ""
+        return f"{how}: {self.reason}{more}"
 
 
 class ServerProcess:
@@ -105,8 +110,11 @@ class ServerProcess:
 
     async def _watch(self) -> ServerEnd:
         code = await self._group.wait()
-        reason = reason_of(await self.output())
-        return ServerEnd(code, reason, _PORT_TAKEN.search(reason) is not None)
+        output = await self.output()
+        reason = reason_of(output)
+        # a line is cut, and the reason may be longer
+        rest = tuple(line for line in last_lines(output) if reason[:100] not in line)
+        return ServerEnd(code, reason, rest, _PORT_TAKEN.search(reason) is not None)
 
 
 async def start_server(start: ServerStart) -> ServerProcess:
@@ -155,7 +163,8 @@ async def wait_until_answering(
                 await asyncio.wait([server.ended], timeout=_POLL_S)
                 if (now := time.monotonic()) - told > _PROGRESS_S:
                     told = now
-                    took, doing = round(now - begun), _last_line(await server.output())
+                    took, said = round(now - begun), last_lines(await server.output(), 1)
+                    doing = said[0] if said else "nothing yet"
                     log.info("engine.starting", engine=start.name, seconds=took, doing=doing)
     except TimeoutError:
         if not limit.expired():
@@ -163,7 +172,7 @@ async def wait_until_answering(
     if server.ended.done():
         what = f"did not start: it {server.ended.result()}"
     else:
-        doing = _last_line(await server.output())
+        doing = " | ".join(last_lines(await server.output())) or "nothing"
         what = f"did not answer within {start.limit_s:g} s; last in its log: {doing}"
     raise EngineDead(f"engine {start.name} {what} (log: {server.log_file})")
 
@@ -202,6 +211,7 @@ def reason_of(output: str) -> str:
     return reason
 
 
-def _last_line(output: str) -> str:
-    lines = output.strip().splitlines()
-    return lines[-1].strip()[:200] if lines else "nothing yet"
+def last_lines(output: str, most: int = _SHOWN_LINES) -> tuple[str, ...]:
+    """The last lines of a server's output that are not empty, each cut to 200 characters."""
+    lines = [line.strip()[:200] for line in output.splitlines() if line.strip()]
+    return tuple(lines[-most:])

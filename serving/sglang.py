@@ -22,6 +22,8 @@ from serving.dialect import (
     Samples,
     Seen,
     check_choices,
+    check_size,
+    context_of,
     count_of,
     event,
     fault_of,
@@ -80,8 +82,11 @@ class SglangDialect(Dialect):
     takes_ids = True
     constraint_field = "sampling_params.regex"
     ready_path = "/ready"
-    about_path = "/server_info"
+    about_paths = ("/server_info", "/v1/models")
     metrics_paths = ("/metrics",)
+
+    def __init__(self, config: SglangConfig) -> None:
+        self._config = config
 
     def call(self, request: Request, wire_id: str) -> Call:
         assert isinstance(request.prompt, TokenPrompt)
@@ -155,8 +160,15 @@ class SglangDialect(Dialect):
     def forget(self) -> tuple[Call, ...]:
         return (Call("/flush_cache", {}),)
 
-    def about(self, body: str) -> str:
-        return text_of(object_of(body), "version") or "unknown"
+    def about(self, texts: Sequence[str]) -> str:
+        told, config = object_of(texts[0]), self._config
+        most = _running_at_most(told)
+        said = f"the server computes {most} requests at once"
+        check_size(most, said, "max_concurrent", config.max_concurrent, "--max-running-requests")
+        tokens = context_of(texts[1], config.request_model)
+        said = f"the server takes {tokens} tokens a request"
+        check_size(tokens, said, "context_tokens", config.context_tokens, "--context-length")
+        return text_of(told, "version") or "unknown"
 
     def seen(self, texts: Sequence[str]) -> Seen:
         samples = Samples.read(texts[0])
@@ -173,6 +185,15 @@ class SglangDialect(Dialect):
             prefix_hits=samples.total("sglang:cached_tokens_total"),
             preemptions=retracted,
         )
+
+
+def _running_at_most(told: Mapping[str, Any]) -> int | None:
+    """Requests at once of all replicas together, by /server_info; None: not told."""
+    states = told.get("internal_states")
+    replicas = [one for one in states if isinstance(one, dict)] if isinstance(states, list) else []
+    shares = [count_of(one, "effective_max_running_requests_per_dp") for one in replicas]
+    known = [share for share in shares if share is not None]
+    return sum(known) if known else count_of(told, "max_running_requests")
 
 
 def _aborted(reason: Mapping[str, Any]) -> EngineError:
@@ -311,7 +332,7 @@ def _build(start: EngineStart, config: SglangConfig) -> HttpEngine:
         return command(config, str(directory), shape_of(config.model), port)
 
     kind = ServerKind(
-        SglangDialect(),
+        SglangDialect(config),
         lambda: load_template(resolve(config.model).directory),
         launch if config.is_launched else None,
     )

@@ -6,7 +6,6 @@ The event stream format: https://html.spec.whatwg.org/multipage/server-sent-even
 
 import codecs
 from collections.abc import Iterator
-from typing import Protocol
 
 from serving.engine import MalformedReply
 
@@ -15,19 +14,6 @@ MAX_LINE = 1 << 20
 
 MAX_EVENT = 4 * MAX_LINE
 """Characters of one event of several lines."""
-
-
-class Decoder(Protocol):
-    """Bytes in, whole messages out."""
-
-    @property
-    def lines_ended(self) -> int:
-        """Lines so far, those that mean nothing too."""
-        ...
-
-    def feed(self, piece: bytes) -> Iterator[str]:
-        """The messages that `piece` completes; raises MalformedReply."""
-        ...
 
 
 class EventDecoder:
@@ -41,10 +27,12 @@ class EventDecoder:
 
     @property
     def lines_ended(self) -> int:
+        """Lines so far, those that mean nothing too."""
         return self._lines.ended
 
     def feed(self, piece: bytes) -> Iterator[str]:
-        """The data of every event that `piece` ends, its lines joined by a newline."""
+        """The data of every event that `piece` ends, its lines joined by a newline; raises
+        MalformedReply."""
         for line in self._lines.feed(piece):
             if line:
                 self._add(line)
@@ -69,10 +57,11 @@ class LineDecoder:
 
     @property
     def lines_ended(self) -> int:
+        """Lines so far, empty ones too."""
         return self._lines.ended
 
     def feed(self, piece: bytes) -> Iterator[str]:
-        """The lines that `piece` ends."""
+        """The lines that `piece` ends; raises MalformedReply."""
         return (line for line in self._lines.feed(piece) if line.strip())
 
 

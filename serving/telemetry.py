@@ -302,7 +302,8 @@ def _add_reply(tally: _Tally, reply: Reply) -> None:
     times, usage, totals = reply.timings, reply.usage, tally.totals
     totals["replies"] += 1
     totals["completion_tokens"] += usage.completion
-    totals["prompt_tokens"] += usage.prompt
+    if usage.prompt is not None:
+        totals["prompt_tokens"] += usage.prompt
     if usage.cached is not None:
         totals["cached_tokens"] += usage.cached
     if (ttft := time_to_first_token_s(reply)) is not None:

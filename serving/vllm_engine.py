@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from serving.budget import cut_short, used_its_time
 from serving.config import EngineConfigError, EngineKind, EngineStart
 from serving.engine import (
     EngineDead,
@@ -49,8 +50,6 @@ START_LIMIT_S = {"cpu": 300.0, "cuda": 900.0}
 """A cold start with its first step takes minutes on a busy machine, and where a GPU's graphs are
 captured for a large model; a process that ends before is noticed at once."""
 
-_QUEUE_SLACK = 0.05
-_QUEUE_SLACK_S = 0.25
 _EXPIRE_S = 5.0
 _RESET_S = 10.0
 _METRICS_S = 2.0
@@ -63,7 +62,16 @@ log = structlog.get_logger(__name__)
 class _Pending:
     """A request that the host has not answered yet."""
 
-    __slots__ = ("admitted", "answer", "expired", "first_token", "number", "request", "timer")
+    __slots__ = (
+        "admitted",
+        "answer",
+        "expired",
+        "first_token",
+        "number",
+        "request",
+        "steps",
+        "timer",
+    )
 
     def __init__(self, number: int, request: Request, loop: asyncio.AbstractEventLoop) -> None:
         self.number = number
@@ -71,6 +79,8 @@ class _Pending:
         self.admitted = time.monotonic()
         self.answer: asyncio.Future[Answer] = loop.create_future()
         self.first_token: float | None = None
+        self.steps: list[float] = []
+        """When steps of the engine were heard of."""
         self.expired = False
         self.timer: asyncio.TimerHandle | None = None
 
@@ -365,6 +375,8 @@ class VllmEngine:
         now = time.monotonic()
         if tag == "steps":
             self._last_progress = now
+            for unanswered in self._pending.values():
+                unanswered.steps.append(now)
             self._telemetry.add(now, [Step(*step) for step in fields])
         elif tag == "reply":
             answer = Answer(*fields)
@@ -399,7 +411,7 @@ class VllmEngine:
     def _reply(self, pending: _Pending, answer: Answer) -> Reply:
         done = time.monotonic()
         finish = _FINISHES.get(answer.finish)
-        if finish is None and pending.expired and self._was_computing(pending, answer, done):
+        if finish is None and pending.expired and self._was_computing(pending, answer):
             finish = Finish.DEADLINE
         if finish is None:
             if pending.expired:
@@ -414,24 +426,23 @@ class VllmEngine:
             prefill_s=answer.prefill_s,
             decode_s=answer.decode_s,
         )
+        if (why := cut_short(pending.request, finish, answer.completion)) is not None:
+            raise EngineUnavailable(f"engine {self.name}: {why}")
         usage = Usage(answer.prompt, answer.completion, answer.cached)
         return Reply(answer.text, finish, usage, timings, answer.step_requests_mean)
 
-    def _was_computing(self, pending: _Pending, answer: Answer, now: float) -> bool:
+    def _was_computing(self, pending: _Pending, answer: Answer) -> bool:
         """True if an unconstrained request ran into its deadline while the engine worked on it.
 
         Its own time must have used the deadline up: what it spent in the engine's queue costs
         nobody, but for the wait for the step under way, which every request has.
         """
         request = pending.request
-        slack_s = max(_QUEUE_SLACK_S, _QUEUE_SLACK * request.deadline_s)
-        slack_s = min(slack_s, request.deadline_s / 4)
-        own_s = now - pending.admitted - (answer.queue_s or 0.0)
-        if own_s < request.deadline_s - slack_s:
+        if request.choices is not None or not answer.completion or answer.queue_s is None:
             return False
-        recent_s = min(self._settings.stall_seconds, request.deadline_s / 2)
-        is_moving = now - self._last_progress <= recent_s
-        return request.choices is None and answer.completion > 0 and is_moving
+        begun = pending.admitted + answer.queue_s
+        ended = pending.admitted + request.deadline_s
+        return used_its_time(begun, pending.steps, ended, request.deadline_s)
 
     def _fail_pending(self, error: EngineError) -> None:
         for pending in list(self._pending.values()):

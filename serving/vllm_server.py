@@ -21,6 +21,8 @@ from serving.dialect import (
     Samples,
     Seen,
     check_choices,
+    check_size,
+    context_of,
     event,
     finish_of,
     object_of,
@@ -103,11 +105,12 @@ class VllmDialect(Dialect):
     takes_ids = True
     constraint_field = "structured_outputs.choice"
     ready_path = "/health"
-    about_path = "/version"
+    about_paths = ("/version", "/v1/models")
     metrics_paths = ("/metrics",)
 
     def __init__(self, config: VllmServerConfig) -> None:
         self._model = config.request_model
+        self._context_tokens = config.context_tokens
         self._salt = secrets.token_hex(8)
         """Another run's prompts in a server that outlives it are not found either."""
         self._forgotten = 0
@@ -147,7 +150,7 @@ class VllmDialect(Dialect):
             return
         content = event(data)
         choices = content.get("choices")
-        if not isinstance(choices, list):
+        if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
             raise MalformedReply("the answer has no choices")
         for choice in choices[:1]:
             reading.add(text_of(choice, "text"))
@@ -163,8 +166,11 @@ class VllmDialect(Dialect):
         self._forgotten += 1
         return ()
 
-    def about(self, body: str) -> str:
-        return text_of(object_of(body), "version") or "unknown"
+    def about(self, texts: Sequence[str]) -> str:
+        tokens = context_of(texts[1], self._model)
+        said = f"the server takes {tokens} tokens a request"
+        check_size(tokens, said, "context_tokens", self._context_tokens, "--max-model-len")
+        return text_of(object_of(texts[0]), "version") or "unknown"
 
     def seen(self, texts: Sequence[str]) -> Seen:
         samples = Samples.read(texts[0])

@@ -21,6 +21,19 @@ class DoomedEngine(DiceEngine):
         return await super().generate(request)
 
 
+class RestartedEngine(DiceEngine):
+    """Is started again once, after `lives` answers."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self._lives = int(config.get("lives", 0))
+
+    async def generate(self, request: Request) -> Reply:
+        await asyncio.sleep(0.005)
+        self.restarts = int(len(self.prompts) >= self._lives)
+        return await super().generate(request)
+
+
 class UnstartableEngine(DiceEngine):
     """Never starts."""
 

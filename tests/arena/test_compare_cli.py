@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,6 +186,65 @@ def test_an_engine_that_cannot_start_is_told_and_the_others_are_measured(
         assert (row["moves_per_s"] == [None]) is (row["engine"] == "absent")
 
 
+def test_concurrencies_that_are_given_one_by_one_are_all_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last one alone was."""
+    given = ("--concurrency", "1", "--concurrency", "3", "2")
+    short = ("--seconds", "0.2", "--repeats", "1", "--engine", "one", "--json")
+    assert arena("compare", write_config(tmp_path), *short, *given) == 0
+    assert json.loads(capsys.readouterr().out)["options"]["concurrencies"] == [1, 3, 2]
+
+
+def test_closed_loops_that_nobody_asked_for_are_left_out_of_a_small_workload(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The default was refused as if it had been given."""
+    short = ("--seconds", "0.2", "--repeats", "1", "--engine", "one", "--json")
+    assert arena("compare", write_config(tmp_path), *short) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["options"]["concurrencies"] == [1, 4]
+    assert said.err.splitlines()[1] == (
+        "closed 16 left out: the workload has 4 matches; raise tournament.pairs"
+    )
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_logs_are_kept_where_a_failure_names_them(tmp_path: Path, kept: bool) -> None:
+    """The log that an error pointed to was deleted with it."""
+    binary, temporary = tmp_path / "server", tmp_path / "tmp"
+    binary.write_text("#!/bin/sh\necho no such device >&2\nexit 1\n" if kept else BINARY)
+    binary.chmod(0o755)
+    temporary.mkdir()
+    config = write_config(tmp_path, LAUNCHED.format(binary=binary))
+    done = subprocess.run(
+        [sys.executable, "-m", "arena.cli", "compare", str(config), *SHORT, "--engine", "served"],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert done.returncode == (3 if kept else 0), done.stderr
+    if kept:
+        (logs,) = temporary.iterdir()
+        assert done.stderr.splitlines()[-1] == f"kept: the engines' logs in {logs}"
+        assert "no such device" in (logs / "engine-served.log").read_text()
+    else:
+        assert names_in(temporary) == []
+
+
+def test_a_folder_with_no_log_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    absent = '[engines.absent]\nkind = "tests.arena.doomed_engines:UnstartableEngine"'
+    config = write_config(tmp_path, absent)
+    assert arena("compare", config, *SHORT, "--engine", "absent") == 3
+    assert names_in(tmp_path) == ["c.toml"]
+    assert "kept" not in capsys.readouterr().err
+
+
 # refusals
 
 
@@ -195,8 +255,8 @@ def test_an_engine_that_cannot_start_is_told_and_the_others_are_measured(
         (("{config}", "--set", "engines.one.max_concurent=2"), 'did you mean "max_concurrent"'),
         (("{config}", "--engine", "three"), "--engine three: no engine is named so"),
         (("{config}", "--engine", "one", "--engine", "one"), "--engine one: is named twice"),
-        (("{config}", "--seconds", "0"), "--seconds: give up to 3600"),
-        (("{config}", "--seconds", "nan"), "--seconds: give up to 3600"),
+        (("{config}", "--seconds", "0"), "--seconds: give 0.1 to 3600"),
+        (("{config}", "--seconds", "nan"), "--seconds: give 0.1 to 3600"),
         (("{config}", "--repeats", "0"), "--repeats: give 1 to 100"),
         (("{config}", "--concurrency", "0"), "--concurrency: give numbers from 1 on"),
         (("{config}", "--concurrency", "5"), "--concurrency: 5 questions at once need"),
@@ -270,8 +330,14 @@ def test_a_pipe_is_written_to_and_stays_one(compared: Compared, tmp_path: Path) 
 # interrupted
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_and_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "until"),
+    [(signal.SIGINT, "moves/s"), (signal.SIGTERM, "moves/s"), (signal.SIGINT, "starting")],
+)
+def test_a_signal_ends_it_with_what_was_measured_and_leaves_nothing(
+    number: signal.Signals, until: str, tmp_path: Path
+) -> None:
+    """Hours of measurement were thrown away."""
     binary, temporary = tmp_path / "server", tmp_path / "tmp"
     binary.write_text(BINARY)
     binary.chmod(0o755)
@@ -282,7 +348,7 @@ def test_a_signal_ends_it_and_leaves_nothing(number: signal.Signals, tmp_path: P
         [
             *(sys.executable, "-m", "arena.cli", "compare", str(config), "--engine", "served"),
             *("--seconds", "0.2", "--repeats", "100", "--concurrency", "1"),
-            *("--html", str(tmp_path / "page.html")),
+            "--json",
         ],
         env={**os.environ, "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
@@ -291,17 +357,25 @@ def test_a_signal_ends_it_and_leaves_nothing(number: signal.Signals, tmp_path: P
     )
     assert process.stderr is not None
     said = ""
-    while "moves/s" not in said:
+    while until not in said:
         line = process.stderr.readline()
         assert line, said
         said += line
     children = psutil.Process(process.pid).children(recursive=True)
-    assert any("fake-server" in child.cmdline() for child in children)
     assert names_in(temporary) != []
+    commands = [child.cmdline() for child in children]
     process.send_signal(number)
     out, told = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert out == ""
+    if until == "starting":
+        assert out == ""
+    else:
+        assert any("fake-server" in command for command in commands)
+        result = json.loads(out)
+        assert result["interrupted"] is True
+        rates = [rate for row in result["cells"] for rate in row["moves_per_s"]]
+        assert len(rates) == 200
+        assert 0 < sum(rate is not None for rate in rates) < 200
     assert told.splitlines()[-1] == "arena: interrupted"
     assert "Traceback" not in told
     assert not [child for child in children if child.is_running()]

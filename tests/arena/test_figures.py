@@ -281,3 +281,18 @@ def test_tokens_of_all_attempts_of_a_move_count_for_one_move() -> None:
     assert engine["uncached_prompt_tokens_per_move"] == {"chess": 80}
     assert engine["output_tokens_per_move"] == pytest.approx(15 / 2)
     assert engine["prefix_hit_rate"] == pytest.approx(120 / 200)
+
+
+def test_a_prompt_that_nobody_counted_is_in_no_figure() -> None:
+    figures = figures_of_one(
+        attempt(0, 0, fault="illegal", completion_tokens=5),
+        attempt(0, 1, prompt_tokens=100, cached_tokens=60, completion_tokens=5),
+        ply(0, ready=10.0, due=10.0, done=10.2),
+        attempt(1, 0, completion_tokens=7),
+    )
+    ann, bob = (figures.agents[name, "chess"].row() for name in ("ann", "bob"))
+    assert (ann["prompt_tokens_per_move"], ann["output_tokens_per_move"]) == (100, 10)
+    assert (bob["prompt_tokens_per_move"], bob["output_tokens_per_move"]) == (None, 7)
+    engine = figures.engines["main"].row()
+    assert engine["uncached_prompt_tokens_per_move"] == {"chess": 40}
+    assert engine["prefix_hit_rate"] == 0.6

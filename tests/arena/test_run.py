@@ -14,6 +14,7 @@ import chess.pgn
 import pytest
 
 from arena import cli
+from arena.records import write_files
 from arena.store import Records, read
 
 CONFIG = """
@@ -103,6 +104,17 @@ def test_the_pgn_reads_back_to_the_games_in_the_store(tmp_path: Path) -> None:
         assert all(node.emt() is not None for node in game.mainline())
     chess_ids = {row.id for row in records.matches if row.game == "chess"}
     assert found == {match: line for match, line in games(records).items() if match in chess_ids}
+
+
+def test_tokens_that_an_engine_does_not_tell_are_no_zeros_in_the_pgn(tmp_path: Path) -> None:
+    records = run(tmp_path / "a")
+    attempts = tuple(
+        row._replace(prompt_tokens=None, cached_tokens=None) for row in records.attempts
+    )
+    write_files(tmp_path, records._replace(attempts=attempts))
+    game = chess.pgn.read_game(io.StringIO((tmp_path / "games.pgn").read_text()))
+    assert game is not None
+    assert all("tokens n/a prompt n/a cached " in node.comment for node in game.mainline())
 
 
 def test_the_same_seed_throws_the_same_dice_and_another_does_not(tmp_path: Path) -> None:

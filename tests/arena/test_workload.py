@@ -186,6 +186,12 @@ def test_the_digest_tells_a_changed_question(recorded: Workload) -> None:
         (lambda lines: [*lines[:-1], lines[-1][:40]], "is damaged"),
         (lambda lines: [*lines[:5], *lines[6:], lines[5]], "its digest does not fit"),
         (lambda lines: lines[:1], "is damaged"),
+        (
+            lambda lines: [line.replace('_matches":3', '_matches":1e999') for line in lines],
+            "is damaged",
+        ),
+        (lambda lines: [*lines[:-1], "[" * 200_000], "is damaged"),
+        (lambda lines: ["[" * 200_000], "is no workload"),
         (lambda lines: [lines[0].replace(":1,", ":2,", 1), *lines[1:]], "has version 2"),
         (lambda lines: ["{}", *lines[1:]], "is no workload"),
         (lambda lines: ["name = 'a config'"], "is no workload"),
@@ -215,6 +221,13 @@ def test_a_file_that_is_no_text_or_not_there_is_one_line(
         workload.load(tmp_path / "missing.jsonl")
     with pytest.raises(StoreError, match="cannot be written"):
         workload.save(tmp_path / "missing" / "w.jsonl", recorded)
+
+
+def test_a_pipe_is_no_workload(tmp_path: Path) -> None:
+    """One that nobody writes to was waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe: is no regular file"):
+        workload.load(tmp_path / "pipe")
 
 
 def test_a_run_is_asked_again_as_it_was_played(tmp_path: Path) -> None:

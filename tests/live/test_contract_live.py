@@ -5,6 +5,7 @@ any OpenAI-compatible server is used."""
 import importlib.util
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from serving.http_engine import HttpEngine
 from serving.llama_package import is_installed
 from serving.process import group_members
 from serving.sglang_cpu import REMEDY, sglang_python
-from tests.serving.contract import CHECKS, Subject, Tells, open_engine
+from tests.serving.contract import CHECKS, Subject, Tells, open_engine, told_inside
 
 IN_MODULE_LOOP = pytest.mark.asyncio(loop_scope="module")
 
@@ -72,7 +73,13 @@ REAL = {
         ),
     )
 }
-IN_CHATS = ("choices are obeyed", "usage is told", "times are in order", "too long is rejected")
+IN_CHATS = (
+    "choices are obeyed",
+    "usage is told",
+    "times are in order",
+    "cancelling frees the slot",
+    "too long is rejected",
+)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module", params=REAL)
@@ -131,5 +138,12 @@ async def test_its_chat_endpoint_does_too(subject: Subject, check: str, tmp_path
     }
     async with open_engine(table, tmp_path) as engine:
         tells = REAL[subject.engine.kind].chat_tells
-        chat = replace(subject, engine=engine, tells=tells, forgets=False, many=8)
+        chat = replace(
+            subject,
+            engine=engine,
+            tells=tells,
+            forgets=False,
+            many=8,
+            count_inside=partial(told_inside, subject),
+        )
         await CHECKS[check](chat)

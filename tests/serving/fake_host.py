@@ -8,6 +8,8 @@ hang         takes requests and says nothing more
 drip         sends steps for ever; answers only when told to expire, with what there is
 drip:S       the same, and says that S seconds passed in its queue
 freeze       like drip, without the steps
+pause:S      like drip, but stands still for S seconds once it is asked
+cut_short    half of "MOVE: e2e4", as one that ran out of tokens
 refuse       an error of each kind, in turn
 crash        writes an error and ends before it is ready
 """
@@ -36,6 +38,7 @@ class FakeHost:
         self.asked: dict[int, Ask] = {}
         self.errors = ["overloaded", "rejected", "transport"]
         self.scrapes = 0
+        self.still_until = 0.0
 
     def send(self, *messages: Any) -> None:
         self.channel.sendall(encode(messages))
@@ -54,12 +57,13 @@ class FakeHost:
             os._exit(3)
         subprocess.Popen(["sleep", "1000"])  # stands for vLLM's own processes
         self.send(["ready", "9.9"])
-        if self.behaviour == "drip":
+        if self.behaviour in ("drip", "pause"):
             threading.Thread(target=self.drip, daemon=True).start()
 
     def drip(self) -> None:
         while True:
-            self.send(["steps", STEP])
+            if time.monotonic() >= self.still_until:
+                self.send(["steps", STEP])
             time.sleep(0.02)
 
     def ask(self, *fields: Any) -> None:
@@ -75,6 +79,11 @@ class FakeHost:
                 os._exit(1)
         elif self.behaviour == "die":
             os._exit(1)
+        elif self.behaviour == "pause":
+            self.still_until = time.monotonic() + float(self.marker)
+        elif self.behaviour == "cut_short":
+            cut = Answer(ask.number, "MOVE:", "length", 9, 3, 0, 0.0, 0.0, 0.0, None)
+            self.send(["reply", *cut])
         elif self.behaviour == "dead":
             self.send(["dead", "vLLM said goodbye"])
         elif self.behaviour == "refuse":
@@ -88,10 +97,9 @@ class FakeHost:
         self.send(["steps", STEP], *first, ["reply", *answer])
 
     def expire(self, number: int) -> None:
-        if self.behaviour in ("drip", "freeze"):
-            partial = Answer(
-                number, "I thi", "abort", 9, 3, 0, float(self.marker or 0), 0.0, 0.0, None
-            )
+        if self.behaviour in ("drip", "freeze", "pause"):
+            queue_s = float(self.marker or 0) if self.behaviour == "drip" else 0.0
+            partial = Answer(number, "I thi", "abort", 9, 3, 0, queue_s, 0.0, 0.0, None)
             self.send(["reply", *partial])
 
     def abort(self, number: int) -> None:

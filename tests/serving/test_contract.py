@@ -27,6 +27,7 @@ from serving import (
     EngineUnavailable,
     Finish,
     Reply,
+    TokenPrompt,
 )
 from serving.fake_model import FakeConfig, FakeDialect, FakeFault, FaultKind
 from serving.fake_server import FakeServer
@@ -120,7 +121,11 @@ class Stage:
             **knobs,
         }
         engine = await self._stack.enter_async_context(open_engine(table, self._folder, **start))
-        return Subject(engine, case.tells, case.forgets, deadline_s=0.7)
+
+        async def count_inside() -> int:
+            return server.running + server.waiting
+
+        return Subject(engine, case.tells, case.forgets, count_inside=count_inside)
 
     async def pair(self, name: str, *faults: FakeFault, **knobs: Any) -> tuple[FakeServer, Subject]:
         """A server and an engine that has probed it with question 0."""
@@ -162,7 +167,7 @@ async def test_the_first_token_is_the_first_of_the_answer(name: str, stage: Stag
     for number in range(len(faults)):
         reply = await answered_alone(subject, number)
         thoughts = 4 if number else 0
-        uncached = reply.usage.prompt - (reply.usage.cached or 0)
+        uncached = (reply.usage.prompt or 0) - (reply.usage.cached or 0)
         first_s = uncached / 1000 + (thoughts + 1) * 0.02
         assert reply.timings.first_token is not None
         if CASES[name].tells.cached:
@@ -202,7 +207,7 @@ def _named(body: Any, names: tuple[str, ...]) -> list[Any]:
 
 @every_kind
 async def test_time_in_the_servers_queue_is_nobodys(name: str, stage: Stage) -> None:
-    """Its tokens come when the deadline does, and still it was not its own time that ran out."""
+    """Its tokens come for most of its time, and still it was not its own that ran out."""
     server, other = await stage.pair(name, slots=1, speed=1.0)
     subject = await stage.engine(name, server)
     holding = asyncio.create_task(other.engine.generate(other.ask_for_long(1)))
@@ -211,13 +216,29 @@ async def test_time_in_the_servers_queue_is_nobodys(name: str, stage: Stage) -> 
         subject.engine.generate(subject.ask_for_long(2, deadline_s=1.6, max_tokens=200))
     )
     await until(lambda: server.waiting == 1)
-    await asyncio.sleep(1.1)
+    await asyncio.sleep(0.4 * 1.6)
     holding.cancel()
     await until(lambda: server.running == 1 and server.waiting == 0)
     with pytest.raises(EngineStalled, match=r"was not answered in 1\.6 s"):
         await asking
     # it was being answered, and is no more
     await until(lambda: server.totals.ended["abort"] == 2 and server.running == 0, 2.0)
+    assert subject.engine.restarts == 0
+
+
+@every_kind
+async def test_time_in_which_the_server_stands_still_is_nobodys(name: str, stage: Stage) -> None:
+    """Be it before the first token or after it, and though it goes on before the deadline."""
+    freezes = (FakeFault(kind="freeze", at=(at,), seconds=0.9) for at in (2, 3))
+    server, subject = await stage.pair(name, *freezes, speed=1.0)
+    asking = asyncio.create_task(subject.engine.generate(subject.ask_for_long(deadline_s=1.8)))
+    await until(lambda: server.running == 1)
+    await asyncio.sleep(0.3)
+    assert await answered(subject)
+    with pytest.raises(EngineStalled, match=r"was not answered in 1\.8 s"):
+        await asking
+    with pytest.raises(EngineStalled, match=r"was not answered in 1\.8 s"):
+        await subject.engine.generate(subject.ask_for_long(deadline_s=1.8))
     assert subject.engine.restarts == 0
 
 
@@ -293,7 +314,8 @@ async def test_closing_leaves_no_task_and_no_connection(name: str, stage: Stage)
     before = asyncio.all_tasks()
     subject = await stage.engine(name, server)
     await answered(subject)
-    assert _connections(server) == 0, "each answer has its own, and it is closed"
+    # each answer has its own, and it is closed; a look at the figures may be under way
+    await until(lambda: _connections(server) == 0, 2.0)
     asking = [
         asyncio.create_task(subject.engine.generate(subject.ask_for_long(number)))
         for number in range(3)
@@ -342,8 +364,10 @@ OUTCOMES: dict[FaultKind, Fault | None] = {
     "html_error": Fault.TRANSPORT,
     "loading_503": Fault.TRANSPORT,
     "late_cancel": None,
+    "cut_short": Fault.CUT_SHORT,
 }
-"""What a player's attempt is called. None: it is a move."""
+"""What a player's attempt is called. None: it is a move. (No client leaves here: late_cancel has a
+test of its own.)"""
 
 SECONDS = {"freeze": 1.2, "crash": 0.2, "loading_503": 0.2}
 
@@ -383,12 +407,38 @@ async def test_every_misbehaviour_is_the_fault_it_should_be(name: str, stage: St
 
 
 @every_case
+async def test_a_free_answer_that_the_server_cuts_short_is_not_the_players(
+    name: str, stage: Stage
+) -> None:
+    _, subject = await stage.pair(name, FakeFault(kind="cut_short", at=(1,)))
+    with pytest.raises(EngineUnavailable, match=r"the engine cut the answer after 150 of 600"):
+        await subject.engine.generate(subject.ask(choices=None))
+    reply = await subject.engine.generate(subject.ask(choices=None, max_tokens=150))
+    assert (reply.finish, reply.usage.completion) == (Finish.LENGTH, 150)
+
+
+async def test_a_match_does_not_wait_for_its_ghost(stage: Stage) -> None:
+    """llama.cpp sees late that a client has left; three slots are idle meanwhile."""
+    ghost = FakeFault(kind="late_cancel", at=(1,))
+    server, subject = await stage.pair("llama_server", ghost, speed=1.0)
+    asking = asyncio.create_task(subject.engine.generate(subject.ask(choices=None)))
+    await until(lambda: server.running == 1)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    reply = await subject.engine.generate(subject.ask("e2e4", deadline_s=3.0))
+    assert reply.text in CHOICE_SETS[0]
+    assert server.running == 1, "the ghost is there still"
+
+
+@every_case
 async def test_counts_that_are_not_told_are_unknown_or_ours(name: str, stage: Stage) -> None:
+    """Ids can be counted here, messages cannot."""
     hidden = (FakeFault(kind="no_usage", at=(1,)), FakeFault(kind="null_cached", at=(2,)))
     _, subject = await stage.pair(name, *hidden)
-    usage = (await answered(subject)).usage
-    assert usage.cached is None
-    assert usage.prompt > 100
+    request = subject.ask()
+    usage = (await subject.engine.generate(request)).usage
+    ids = request.prompt.ids if isinstance(request.prompt, TokenPrompt) else None
+    assert (usage.prompt, usage.cached) == (None if ids is None else len(ids), None)
     assert usage.completion >= 1
     told = (await answered(subject)).usage
     assert told.cached is None
@@ -404,6 +454,19 @@ async def test_a_constraint_that_is_ignored_is_told_at_the_start(name: str, stag
     assert said.startswith("engine main: the server does not obey ")
     assert "'and" in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize("name", ["vllm_server", "sglang", "llama_server"])
+async def test_a_server_smaller_than_configured_is_told_at_the_start(
+    name: str, stage: Stage
+) -> None:
+    server = await stage.server(name, slots=2, context_tokens=1024)
+    with pytest.raises(EngineDead, match=r"1024 tokens.*fewer than context_tokens = 2048"):
+        await stage.engine(name, server)
+    await stage.engine(name, server, context_tokens=1024)
+    if name != "vllm_server":  # which does not tell how many it computes at once
+        with pytest.raises(EngineDead, match=r"2 (slots|requests).*fewer than max_concurrent = 4"):
+            await stage.engine(name, server, context_tokens=1024, max_concurrent=4)
 
 
 @every_kind
@@ -441,6 +504,7 @@ async def test_a_crashed_server_is_waited_for(name: str, stage: Stage) -> None:
     if subject.tells.cached:
         # our totals go on, although the server's own began anew
         assert before.prefix_queries is not None
+        assert reply.usage.prompt is not None
         least = before.prefix_queries + reply.usage.prompt
         await newest(subject, lambda seen: (seen.prefix_queries or 0) >= least)
 
@@ -479,6 +543,31 @@ async def test_a_slow_answer_is_no_slow_loris(stage: Stage) -> None:
     reply = await subject.engine.generate(subject.ask())
     assert reply.finish is Finish.STOP
     assert reply.timings.done - reply.timings.admitted > 0.6
+
+
+@every_kind
+async def test_a_match_with_a_cache_of_its_own_asks_one_thing_at_a_time(
+    name: str, stage: Stage
+) -> None:
+    """A second slot would compute its transcript anew; where caches are shared nothing waits."""
+    server, subject = await stage.pair(name, speed=1.0)
+    asked = len(server.seen)
+    first, second = (
+        asyncio.create_task(subject.engine.generate(subject.ask_for_long())) for _ in range(2)
+    )
+    await until(lambda: server.running >= 1)
+    if name == "llama_server":
+        await asyncio.sleep(0.1)
+        assert len(server.seen) == asked + 1
+        other = asyncio.create_task(subject.engine.generate(subject.ask_for_long(1)))
+        await until(lambda: server.running == 2)
+        other.cancel()
+        first.cancel()
+        await until(lambda: len(server.seen) == asked + 3)
+    await until(lambda: len(server.seen) >= asked + 2)
+    first.cancel()
+    second.cancel()
+    await until(lambda: server.running == 0)
 
 
 # whole runs

@@ -2,8 +2,8 @@
 
 Recorded: vLLM 0.32.0 (CPU), SGLang 0.5.23 (CPU), llama.cpp b11434 and b11549. From public API
 documentation, since they do not run here: OpenAI (platform.openai.com/docs/api-reference/chat),
-LM Studio (lmstudio.ai/docs/developer/openai-compat), Ollama (github.com/ollama/ollama, docs/api.md
-and server/sched.go).
+LM Studio (github.com/lmstudio-ai/docs; in tests/data/wire/lmstudio.json), Ollama
+(github.com/ollama/ollama, docs/api.md and server/sched.go).
 """
 
 import importlib.util
@@ -35,7 +35,16 @@ from serving import (
 )
 from serving import sglang as sglang_kind
 from serving.chat_template import MESSAGE_TOKENS, MessagesTemplate
-from serving.dialect import Complaint, Dialect, Reading, Samples, Seen, fault_of
+from serving.dialect import (
+    Complaint,
+    Dialect,
+    Reading,
+    Samples,
+    Seen,
+    context_of,
+    fault_of,
+    object_of,
+)
 from serving.llama_server import (
     LlamaDialect,
     LlamaServerConfig,
@@ -58,6 +67,7 @@ from serving.vllm_server import VllmDialect, VllmServerConfig
 from serving.vllm_server import command as vllm_command
 
 MakeRequest = Callable[..., Request]
+WIRE = Path(__file__).parents[1] / "data/wire"
 CHAT = ChatPrompt((("system", "Play."), ("user", "Moves: e2e4")))
 SHAPE = ModelShape(context_tokens=8192, kv_bytes_per_token=23_040)
 
@@ -65,7 +75,7 @@ SHAPE = ModelShape(context_tokens=8192, kv_bytes_per_token=23_040)
 def dialects() -> dict[str, Dialect]:
     return {
         "vllm_server": VllmDialect(VllmServerConfig(url="http://127.0.0.1:1")),
-        "sglang": SglangDialect(),
+        "sglang": SglangDialect(SglangConfig()),
         "llama_server": LlamaDialect(LlamaServerConfig(max_concurrent=2)),
         "openai": OpenAiDialect("gpt"),
         "ollama": OllamaDialect(OllamaConfig(model="llama3.2")),
@@ -211,7 +221,8 @@ def test_a_first_message_that_only_names_the_role_is_no_content() -> None:
 )
 def test_thinking_is_no_part_of_the_answer(kind: str, message: str) -> None:
     reading = read(dialects()[kind], message)
-    assert (reading.text, reading.has_content) == ("", False)
+    assert (reading.text, reading.has_content, reading.has_thought) == ("", False, True)
+    assert not read(dialects()[kind], ANSWERS[kind][0]).has_thought
 
 
 @pytest.mark.parametrize(
@@ -248,18 +259,18 @@ def test_llama_tells_its_durations_in_whichever_message() -> None:
 
 def test_sglang_without_metrics_tells_no_durations() -> None:
     plain = re.sub(r'"(queue_time|first_token_latency|e2e_latency)":[\d.]+,?', "", SGLANG[1])
-    reading = read(SglangDialect(), plain.replace(",}}", "}}"))
+    reading = read(SglangDialect(SglangConfig()), plain.replace(",}}", "}}"))
     assert (reading.queue_s, reading.prefill_s, reading.decode_s) == (None, None, None)
 
 
 def test_sglang_that_streams_deltas_is_found_out() -> None:
     first, second = '{"text":"e2","meta_info":{}}', '{"text":"e4","meta_info":{}}'
     with pytest.raises(MalformedReply, match="incremental-streaming-output"):
-        read(SglangDialect(), first, second)
+        read(SglangDialect(SglangConfig()), first, second)
 
 
 def test_half_a_character_may_stand_at_the_end_for_a_while() -> None:
-    reading = read(SglangDialect(), '{"text":"장\\ufffd"}', '{"text":"장기"}')
+    reading = read(SglangDialect(SglangConfig()), '{"text":"장\\ufffd"}', '{"text":"장기"}')
     assert reading.text == "장기"
 
 
@@ -283,6 +294,8 @@ FULL = "The request queue is full."
         ("llama_server", '{"error":{"code":503,"message":"no slot available","type":'
                          '"unavailable_error"}}'),
         ("ollama", '{"error":"server busy, please try again.  maximum pending requests exceeded"}'),
+        ("openai", '{"error":{"message":"Too many concurrent requests"}}'),
+        ("openai", '{"error":{"message":"Too Many Requests"}}'),
     ],
 )  # fmt: skip
 def test_a_full_queue_inside_an_answer(kind: str, message: str) -> None:
@@ -305,6 +318,9 @@ def test_a_full_queue_inside_an_answer(kind: str, message: str) -> None:
         ("openai", '{"choices":[{"index":0,"delta":{},"finish_reason":"content_filter"}]}',
          MalformedReply),
         ("llama_server", '{"content":"","stop":true,"stop_type":"none"}', MalformedReply),
+        # no queue is full, however much there is too many of
+        ("openai", '{"error":{"message":"too many tokens in the prompt"}}', EngineUnavailable),
+        ("ollama", '{"error":"too many images in the message"}', EngineUnavailable),
         ("ollama", '{"error":"an error was encountered while running the model"}',
          EngineUnavailable),
         ("ollama", '{"message":{"content":""},"done":true,"done_reason":"load"}',
@@ -319,11 +335,91 @@ def test_a_failure_inside_an_answer(kind: str, message: str, error: type[EngineE
 
 @pytest.mark.parametrize("kind", ANSWERS)
 @pytest.mark.parametrize(
-    "message", ["not json", "[1]", "null", "", '{"choices":7,"content":7,"text":7,"message":7}']
+    "message",
+    [
+        "not json",
+        "[1]",
+        "null",
+        "",
+        '{"choices":7,"content":7,"text":7,"message":7}',
+        '{"choices":["x"],"content":["x"],"text":["x"],"message":["x"]}',
+        '{"a":' + "[" * 100_000,
+        '{"a":' + "9" * 5000 + "}",
+        # an end that is none
+        '{"choices":[{"finish_reason":[]}],"stop":true,"stop_type":[],"done":true,"done_reason":[],'
+        '"meta_info":{"finish_reason":["stop"]}}',
+    ],
+    ids=lambda message: message[:20],
 )
 def test_nonsense_is_malformed(kind: str, message: str) -> None:
     with pytest.raises(MalformedReply):
         read(dialects()[kind], message)
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_an_error_of_nonsense_is_an_error(kind: str) -> None:
+    for code in ('"' + "9" * 5000 + '"', "9" * 4000, "[]", "true", "0", '"³"'):
+        with pytest.raises(EngineUnavailable) as caught:
+            read(dialects()[kind], f'{{"error":{{"message":"no","code":{code}}}}}')
+        assert str(caught.value) == "no"
+
+
+def test_counts_and_durations_beyond_all_measure_are_none() -> None:
+    """What is told must fit into a record."""
+    for much in ("1e999", "-1", "9" * 400, "NaN"):
+        reading = read(dialects()["llama_server"], re.sub(r":\d[\d.]*", f":{much}", LLAMA[2]))
+        assert (reading.prompt, reading.completion, reading.cached) == (None, None, None)
+        assert (reading.prefill_s, reading.decode_s) == (None, None)
+
+
+def test_an_answer_of_nonsense_stands_as_it_is() -> None:
+    assert unwrapped("[" * 100_000) == "[" * 100_000
+
+
+# LM Studio
+
+
+def lm_studio(name: str) -> dict[str, Any]:
+    """One documented exchange."""
+    content = json.loads((WIRE / "lmstudio.json").read_text(encoding="utf-8"))
+    (exchange,) = (one for one in content["exchanges"] if one["name"] == name)
+    return dict(exchange)
+
+
+def said_by_lm_studio(name: str) -> Reading:
+    events = lm_studio(name)["events"]
+    return read(
+        OpenAiDialect("granite"), *(one if one == "[DONE]" else json.dumps(one) for one in events)
+    )
+
+
+def test_an_answer_of_lm_studio(make_request: MakeRequest) -> None:
+    reading = said_by_lm_studio("choice")
+    assert OpenAiDialect("granite").answer(make_request(), reading) == "e2e4"
+    assert (reading.finish, reading.is_done) == (Finish.STOP, True)
+    # it tells no cached tokens
+    assert (reading.prompt, reading.completion, reading.cached) == (99, 5, None)
+    assert said_by_lm_studio("free, out of tokens").finish is Finish.LENGTH
+
+
+def test_lm_studio_may_think_until_its_tokens_are_gone() -> None:
+    reading = said_by_lm_studio("all thought")
+    assert (reading.text, reading.has_thought, reading.finish) == ("", True, Finish.LENGTH)
+
+
+def test_lm_studio_refuses_inside_an_answer_and_with_its_own_codes() -> None:
+    with pytest.raises(RequestRejected, match="3001 tokens"):
+        said_by_lm_studio("too long")
+    for name, said in (("no model", '"model" is required'), ("no such model", "of that name")):
+        exchange = lm_studio(name)
+        refused = OpenAiDialect("granite").refused(exchange["status"], json.dumps(exchange["body"]))
+        assert type(refused) is RequestRejected
+        assert said in str(refused)
+
+
+def test_lm_studio_is_asked_with_what_it_documents(make_request: MakeRequest) -> None:
+    body = ask(OpenAiDialect("granite"), make_request())
+    assert body.keys() <= lm_studio("choice")["request"].keys() | {"temperature", "top_p", "seed"}
 
 
 # refusals
@@ -404,12 +500,12 @@ def test_vllm_is_asked_for_a_choice_with_ids(make_request: MakeRequest) -> None:
 
 def test_sglang_is_asked_for_a_choice_as_a_regex(make_request: MakeRequest) -> None:
     """It has none, and its chat ignores vLLM's fields and answers 200 with free text."""
-    body = ask(SglangDialect(), make_request(choices=("e2e4", "a+b", "한.수")))
+    body = ask(SglangDialect(SglangConfig()), make_request(choices=("e2e4", "a+b", "한.수")))
     regex = body["sampling_params"]["regex"]
     for text, fits in (("e2e4", True), ("a+b", True), ("aab", False), ("한.수", True), ("", False)):
         assert bool(re.fullmatch(regex, text)) is fits
     assert (body["rid"], body["stream"]) == ("wire-1", True)
-    abort = SglangDialect().abort("wire-1")
+    abort = SglangDialect(SglangConfig()).abort("wire-1")
     assert abort is not None
     assert (abort.path, abort.body) == ("/abort_request", {"rid": "wire-1"})
 
@@ -520,6 +616,16 @@ def test_a_new_match_takes_the_slot_that_was_idle_longest_never_one_that_is_aske
     assert table.take("b", "6", (1,)) == 1
 
 
+def test_a_match_whose_slot_is_asked_is_told_no_slot() -> None:
+    """By a question given up that the server may still compute, say."""
+    table = SlotTable(4)
+    assert table.take("a", "1", (1,)) == 0
+    assert table.take("a", "2", (1,)) is None
+    assert table.take("b", "3", (1,)) == 1
+    table.release("1")
+    assert table.take("a", "4", (1,)) == 0
+
+
 def test_a_new_match_takes_a_free_slot_that_was_primed_for_its_game() -> None:
     table = SlotTable(4)
     for n, game in enumerate(("chess", "chess", "janggi", "janggi")):
@@ -573,11 +679,11 @@ sglang:prompt_tokens_total{labels} 1411.0
 sglang:cached_tokens_total{{cache_source="device",model_name="m"}} 1000.0
 sglang:cached_tokens_total{{cache_source="host",model_name="m"}} 28.0
 """
-    seen = SglangDialect().seen([text])
+    seen = SglangDialect(SglangConfig()).seen([text])
     # the counter of retractions is not shown before the first
     assert seen == Seen(2, 1, 0.01, 1411, 1028, 0)
     retracted = text + f"sglang:num_retracted_requests_total{labels} 4.0\n"
-    assert SglangDialect().seen([retracted]).preemptions == 4
+    assert SglangDialect(SglangConfig()).seen([retracted]).preemptions == 4
 
 
 def test_llamas_metrics_and_slots() -> None:
@@ -594,6 +700,16 @@ llamacpp:n_busy_slots_per_decode nan
     assert seen == Seen(1, 0, 0.25, 1813, 1090, None)
     assert slots_usage("") is None
     assert slots_usage('{"error":{"code":501}}') is None
+
+
+def test_pages_of_nonsense_tell_nothing() -> None:
+    deep, much = "[" * 100_000, "9" * 400
+    assert slots_usage(deep) is None
+    assert slots_usage(f'[{{"n_ctx":1,"n_prompt_tokens":{much}}}]') in (0.0, 1.0)
+    assert object_of(deep) == object_of('{"a":' + deep) == {}
+    assert Samples.read("vllm:x 1e308\nvllm:x 1e308\n").total("vllm:x") is None
+    for dialect in dialects().values():
+        assert dialect.seen([deep] * len(dialect.metrics_paths)) == Seen()
 
 
 def test_a_page_without_figures_tells_nothing() -> None:
@@ -615,19 +731,48 @@ def test_a_page_without_figures_tells_nothing() -> None:
     ],
 )  # fmt: skip
 def test_versions(kind: str, body: str, version: str) -> None:
-    assert dialects()[kind].about(body) == version
+    assert dialects()[kind].about([body, ""]) == version
+
+
+def models_of(**lengths: int | None) -> str:
+    cards = [{"id": name, "max_model_len": length} for name, length in lengths.items()]
+    return json.dumps({"object": "list", "data": cards})
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("kind", "texts", "said"),
     [
-        ('{"total_slots":1}', "has 1 slots, fewer than max_concurrent = 2"),
-        ('{"default_generation_settings":{"n_ctx":512}}', "holds 512 tokens, fewer than"),
+        ("llama_server", ('{"total_slots":1}',), "has 1 slots, fewer than max_concurrent = 2"),
+        ("llama_server", ('{"default_generation_settings":{"n_ctx":512}}',),
+         "holds 512 tokens, fewer than context_tokens = 2048"),
+        ("vllm_server", ("", models_of(m=512)), "512 tokens .* context_tokens = .*max-model-len"),
+        ("sglang", ("{}", models_of(m=512)), "512 tokens .* context_tokens = .*context-length"),
+        ("sglang", ('{"max_running_requests":7}', ""), "7 requests .* max_concurrent = 8"),
+        # of each replica
+        ("sglang", ('{"max_running_requests":9,"internal_states":['
+                    '{"effective_max_running_requests_per_dp":4},'
+                    '{"effective_max_running_requests_per_dp":3}]}', ""), "7 requests at once"),
     ],
-)
-def test_a_llama_server_smaller_than_configured_is_refused(body: str, said: str) -> None:
+)  # fmt: skip
+def test_a_server_smaller_than_configured_is_refused(
+    kind: str, texts: tuple[str, ...], said: str
+) -> None:
+    configured = dialects() | {"sglang": SglangDialect(SglangConfig(max_concurrent=8))}
     with pytest.raises(EngineConfigError, match=said):
-        dialects()["llama_server"].about(body)
+        configured[kind].about(texts)
+
+
+@pytest.mark.parametrize(
+    ("models", "tokens"),
+    [
+        (models_of(other=512, mine=4096), 4096), (models_of(other=512), 512),
+        (models_of(a=None), None), ("", None), ('{"data":7}', None),
+        ('{"data":[7,{"id":"mine"}]}', None),
+    ],
+)  # fmt: skip
+def test_the_context_of_the_model_that_is_asked_counts(models: str, tokens: int | None) -> None:
+    """A server may have several."""
+    assert context_of(models, "mine") == tokens
 
 
 # configurations
@@ -741,6 +886,18 @@ URL = "http://127.0.0.1:8080"
         ({"kind": "llama_server", "url": URL, "threads": 2}, "threads: is the server's own"),
         ({"kind": "llama_server", "extra_args": ["-np", "4"]}, "-np: use max_concurrent"),
         ({"kind": "llama_server", "extra_args": ["--port=1"]}, "--port: the address"),
+        # as servers read them too: with _ for -, cut short, with the value behind
+        ({"kind": "llama_server", "extra_args": ["-np4"]}, "-np4: use max_concurrent"),
+        ({"kind": "llama_server", "extra_args": ["-c4096"]}, "-c4096: use context_tokens"),
+        ({"kind": "vllm_server", "extra_args": ["--max_num_seqs", "4"]}, "use max_concurrent"),
+        ({"kind": "vllm_server", "extra_args": ["--max-num-seq=4"]}, "use max_concurrent"),
+        ({"kind": "vllm_server", "extra_args": ["--gpu_memory_utilization=0.5"]},
+         "use memory_fraction"),
+        ({"kind": "vllm_server", "extra_args": ["--api_key", "k"]}, "keys stand in no"),
+        ({"kind": "vllm_server", "extra_args": ["--api-k=k"]}, "keys stand in no"),
+        ({"kind": "sglang", "extra_args": ["--admin-api-key", "k"]}, "keys stand in no"),
+        ({"kind": "sglang", "extra_args": ["--max-running", "4"]}, "use max_concurrent"),
+        ({"kind": "sglang", "extra_args": ["--por", "4"]}, "--por: the address"),
         ({"kind": "vllm_server", "url": URL, "dtype": "half"}, "dtype: is the server's own"),
         ({"kind": "vllm_server", "extra_args": ["--disable-log-stats"]}, "needs it as it is"),
         ({"kind": "vllm_server", "max_batched_tokens": 4}, "max_batched_tokens: 4 a step"),
@@ -751,7 +908,16 @@ URL = "http://127.0.0.1:8080"
         ({"kind": "openai", "url": URL, "extra_body": {"stream": False}}, "is set for each"),
         ({"kind": "lmstudio", "start_seconds": 3}, "runs already"),
         ({"kind": "ollama", "dtype": "half"}, "pull another tag"),
+        ({"kind": "openai", "url": URL, "extra_body": {"temperature": 0}}, "is set for each"),
+        ({"kind": "lmstudio", "extra_body": {"response_format": {}}}, "is set for each"),
         ({"kind": "openai", "url": "127.0.0.1:80"}, "write it like"),
+        ({"kind": "openai", "url": "http://127.0.0.1:99999"}, "write it like"),
+        ({"kind": "openai", "url": "http://127.0.0.1:abc"}, "write it like"),
+        ({"kind": "openai", "url": "http://127.0.0.1:0"}, "write it like"),
+        ({"kind": "openai", "url": "http://[::1"}, "write it like"),
+        ({"kind": "openai", "url": "http://a..b"}, "write it like"),
+        ({"kind": "openai", "url": "http://a b"}, "write it like"),
+        ({"kind": "openai", "url": "http://me:secret@host:abc"}, "keys and parameters"),
         ({"kind": "openai", "url": "http://me:secret@host"}, "keys and parameters"),
         ({"kind": "openai", "url": URL, "api_key_env": "sk-12"}, "name of an environment variable"),
         ({"kind": "vllm_server", "extra_args": ["--api-key", "x"]}, "keys stand in no"),
@@ -763,6 +929,26 @@ def test_knobs_that_a_server_lacks_are_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ValidationError, match=re.escape(said)):
         parse_engine_config("main", data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("llama_server", ("-cram", "64", "-fa", "on", "--threads-batch", "2")),
+        ("vllm_server", ("--max-logprobs", "5", "--model-impl=vllm", "-O3")),
+        ("sglang", ("--schedule-policy", "lpm", "--model-loader-extra-config", "{}", "--tp", "2")),
+    ],
+)
+def test_flags_that_only_look_like_ours_are_taken(kind: str, words: tuple[str, ...]) -> None:
+    config = parse_engine_config("main", {"kind": kind, "extra_args": words})
+    assert config.model_dump()["extra_args"] == words
+
+
+def test_what_a_request_sets_stands_in_no_extra_body(make_request: MakeRequest) -> None:
+    sent = ask(dialects()["openai"], make_request()).keys()
+    for name in (*sent, "n", "max_completion_tokens"):
+        with pytest.raises(ValidationError, match=f"{name}: is set for each request"):
+            parse_engine_config("main", {"kind": "lmstudio", "extra_body": {name: 1}})
 
 
 def test_a_key_in_the_wrong_place_is_not_repeated() -> None:
@@ -807,6 +993,28 @@ def test_what_is_missing_is_said_before_a_start(data: dict[str, Any], said: str)
     with pytest.raises(EngineConfigError, match=said) as caught:
         check_engine("main", parse_engine_config("main", data))
     assert str(caught.value).startswith("engines.main: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"extra_args": ["-ngl", "4"]}, "unrecognized arguments: -ngl 4"),
+        ({"extra_args": ["--threads-http", "many"]}, "invalid int value: 'many'"),
+        ({"extra_args": ["-h"]}, "unrecognized arguments: -h"),
+        ({"kv_dtype": "q9"}, "invalid choice: 'q9'"),
+    ],
+)
+def test_what_the_packaged_llama_server_does_not_take_is_said_before_a_start(
+    knobs: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("serving.llama_server.is_installed", lambda: True)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1")
+    monkeypatch.setattr("serving.llama_server.gguf_of", lambda model: tmp_path / "m.gguf")
+    with pytest.raises(EngineConfigError, match=re.escape(said)) as caught:
+        check_engine("main", parse_engine_config("main", {"kind": "llama_server", **knobs}))
+    assert "name a llama-server as binary" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -917,6 +917,22 @@ async def test_thinking_comes_first_and_apart_in_chats(endpoint: Endpoint) -> No
 
 
 @every_endpoint
+async def test_thinking_takes_tokens_of_the_answer(endpoint: Endpoint) -> None:
+    """With few of them nothing is left for it."""
+    body = json.loads(json.dumps(endpoint.body))
+    limits = (body, body.get("sampling_params", {}), body.get("options", {}))
+    for field in ("max_tokens", "max_new_tokens", "n_predict", "num_predict"):
+        for place in limits:
+            if field in place:
+                place[field] = 3
+    async with FakeServer(config_of(endpoint.dialect, "thinking")) as server:
+        got = await ask(server.url, endpoint.path, body)
+        assert server.totals.ended["length"] == 1
+    apart = endpoint.path in ("/v1/chat/completions", "/api/chat")
+    assert endpoint.text(got.events) == ("" if apart else "<think>Let me")
+
+
+@every_endpoint
 async def test_an_event_without_content_may_come_long_before_the_first_token(
     endpoint: Endpoint,
 ) -> None:
@@ -1046,3 +1062,21 @@ async def test_it_is_served_until_it_is_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
         await serving
     assert (await look(await url, "/health")).error is not None
+
+
+async def test_it_closes_while_questions_arrive() -> None:
+    """One that came in last once kept it from closing for ever."""
+    server = FakeServer(config_of("vllm", speed=1.0))
+    await server.__aenter__()
+    closed = False
+
+    async def keep_asking() -> None:
+        while not closed:
+            await ask(server.url, VLLM.path, VLLM.body)
+
+    asking = [asyncio.create_task(keep_asking()) for _ in range(8)]
+    await until(lambda: server.running > 0)
+    async with asyncio.timeout(20):
+        await server.__aexit__()
+    closed = True
+    await asyncio.gather(*asking)

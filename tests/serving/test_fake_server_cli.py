@@ -45,6 +45,15 @@ def ask(url: str, body: dict[str, Any] | None = None) -> Any:
         return json.load(answer)
 
 
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_answers_until_it_is_told_to_end(number: signal.Signals) -> None:
     with serving("--set", "speed=1000") as (process, address):
@@ -58,6 +67,23 @@ def test_it_answers_until_it_is_told_to_end(number: signal.Signals) -> None:
         assert (out, told) == ("", "arena: interrupted\n")
         with pytest.raises(urllib.error.URLError):
             ask(f"{address}/v1/models")
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_an_address_of_ipv6_stands_in_brackets() -> None:
+    with serving("--host", "::1") as (_, address):
+        assert address.startswith("http://[::1]:")
+        assert ask(f"{address}/v1/models")["data"][0]["id"] == "fake"
+        port = address.rpartition(":")[2]
+        done = subprocess.run(
+            [sys.executable, "-m", "arena.cli", "fake-server", "--host", "::1", "--port", port],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+        assert done.returncode == 2
+        assert f"--port: [::1]:{port} cannot be listened on" in done.stderr
 
 
 def test_it_ends_while_it_answers() -> None:

@@ -3,25 +3,35 @@
 import asyncio
 import io
 import json
-import os
-import shutil
-import socket
-import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientPayloadError, ClientResponse, ClientSession, TCPConnector, web
 
-PROXIES = Path(__file__).parents[2] / "configs/proxy"
-CAP = 16
-"""Requests under way per server, as the files say."""
+from tests.serving.proxies import (
+    CAP,
+    COMMANDS,
+    PROXIES,
+    binary,
+    free_ports,
+    running,
+    shared_folder,
+    until_it_holds,
+)
+
 ASK = "/v1/completions"
-OF_ONE_SERVER = ("/metrics", "/slots", "/reset_prefix_cache", "/flush_cache")
+OF_ONE_SERVER = (
+    "/metrics",
+    "/slots",
+    "/props",
+    "/server_info",
+    "/reset_prefix_cache",
+    "/flush_cache",
+)
 
 
 @dataclass
@@ -125,7 +135,7 @@ class Front:
 
     async def session_at(self, backend: Backend) -> str:
         """A match that is this server's."""
-        for number in range(5):
+        for number in range(100):
             if await self.server_of(f"match-{number}") == backend.name:
                 return f"match-{number}"
         raise AssertionError(f"none of 100 matches is {backend.name}'s")
@@ -138,102 +148,20 @@ async def next_event(response: ClientResponse) -> dict[str, Any]:
     return event
 
 
-def binary(name: str) -> str:
-    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-    if found is None:
-        reason = f"{name} is not installed: apt-get install --no-install-recommends {name}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
-
-
-def nginx(config: Path, folder: Path) -> list[str]:
-    return [binary("nginx"), "-p", str(folder), "-c", str(config), "-e", "stderr"]
-
-
-def haproxy(config: Path, folder: Path) -> list[str]:
-    return [binary("haproxy"), "-db", "-f", str(config)]
-
-
-COMMANDS: dict[str, Callable[[Path, Path], list[str]]] = {
-    "nginx.conf": nginx,
-    "haproxy.cfg": haproxy,
-}
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """One that workers of another user may enter, which pytest's own are not."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
-
-
 @pytest.fixture(params=COMMANDS)
-async def front(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[Front]:
-    ports = free_ports(3)
-    text = (PROXIES / request.param).read_text()
-    for written, port in zip((8000, 8001, 8080), ports, strict=True):
-        assert f"127.0.0.1:{written}" in text
-        text = text.replace(f"127.0.0.1:{written}", f"127.0.0.1:{port}")
-    config = folder / request.param
-    config.write_text(text)
+async def front(request: pytest.FixtureRequest) -> AsyncIterator[Front]:
+    ports = free_ports(2)
     async with AsyncExitStack() as stack:
         backends = Backend("one", ports[0]), Backend("two", ports[1])
         for backend in backends:
             await backend.start()
             stack.push_async_callback(backend.stop)
-        command = COMMANDS[request.param](config, folder)
-        await stack.enter_async_context(running(command, ports[2]))
+        url = await stack.enter_async_context(running(request.param, *ports))
         connector = TCPConnector(limit=0, force_close=True)
         client = await stack.enter_async_context(ClientSession(connector=connector))
-        yield Front(f"http://127.0.0.1:{ports[2]}", *backends, client)
+        yield Front(url, *backends, client)
         for backend in backends:
             backend.go.set()
-
-
-@asynccontextmanager
-async def running(command: list[str], port: int) -> AsyncIterator[None]:
-    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-    assert process.stderr is not None
-    told = asyncio.create_task(process.stderr.read())
-    try:
-        while not await is_listening(port):
-            assert process.returncode is None, (await told).decode()
-            await asyncio.sleep(0.02)
-        yield
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-        await told
-
-
-async def is_listening(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    writer.close()
-    await writer.wait_closed()
-    return True
-
-
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Ask again and again; the test's own time limit ends it."""
-    while True:
-        if await holds():
-            return
-        await asyncio.sleep(0.02)
 
 
 async def test_a_match_stays_at_its_server_and_matches_are_split(front: Front) -> None:
@@ -265,7 +193,7 @@ async def test_one_too_many_is_refused_at_once_and_the_other_server_is_free(fron
     async def is_served() -> bool:
         return await front.status(crowded) == 200
 
-    await until(is_served)
+    await until_it_holds(is_served)
 
 
 async def test_of_a_burst_the_cap_is_served_and_the_rest_refused(front: Front) -> None:
@@ -282,7 +210,7 @@ async def test_of_a_burst_the_cap_is_served_and_the_rest_refused(front: Front) -
     async def are_all_told() -> bool:
         return len(statuses) == len(tasks)
 
-    await until(are_all_told)
+    await until_it_holds(are_all_told)
     assert Counter(statuses) == {200: CAP, 429: 4 * CAP}
     front.two.go.set()
     await asyncio.gather(*tasks)
@@ -328,14 +256,14 @@ async def test_a_server_that_is_down_is_replaced_and_taken_back(front: Front) ->
             return response.status == 200 and (await next_event(response))["from"] == name
 
     await front.one.stop()
-    await until(lambda: is_at("two"))
+    await until_it_holds(lambda: is_at("two"))
     await front.two.stop()
     for _ in range(5):
         assert await front.status(session) in {502, 503}
     await front.two.start()
-    await until(lambda: is_at("two"))
+    await until_it_holds(lambda: is_at("two"))
     await front.one.start()
-    await until(lambda: is_at("one"))
+    await until_it_holds(lambda: is_at("one"))
     assert meanwhile <= {200, 502, 503}
 
 
@@ -373,13 +301,14 @@ async def test_what_speaks_of_one_server_is_not_passed_on_but_readiness_is(front
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-async def test_the_file_as_it_stands_is_accepted_without_a_warning(name: str, folder: Path) -> None:
+async def test_the_file_as_it_stands_is_accepted_without_a_warning(name: str) -> None:
     check = {"nginx.conf": "-t", "haproxy.cfg": "-c"}[name]
-    command = [*COMMANDS[name](PROXIES / name, folder), check]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    told, _ = await process.communicate()
+    with shared_folder() as folder:
+        command = [*COMMANDS[name](PROXIES / name, folder), check]
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        told, _ = await process.communicate()
     assert process.returncode == 0, told.decode()
     assert b"warn" not in told.lower(), told.decode()
 

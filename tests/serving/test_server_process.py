@@ -159,6 +159,18 @@ async def test_the_environment_is_the_arenas_and_what_the_start_adds(
     assert await server.output() == "ab\n"
 
 
+async def test_keys_of_other_servers_are_not_its_own(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would have asked us for them."""
+    for name in ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE", "VLLM_API_KEY"):
+        monkeypatch.setenv(name, "secret")
+    code = "import os; print([name for name in os.environ if 'API_KEY' in name])"
+    server = await launch("-c", code, env={"LLAMA_API_KEY": "of the start"})
+    await server.ended
+    assert await server.output() == "['LLAMA_API_KEY']\n"
+
+
 async def test_temporary_files_go_with_the_server(launch: Launch) -> None:
     code = "import tempfile, time; print(tempfile.mkdtemp(), flush=True); time.sleep(1000)"
     server = await launch("-c", code)
@@ -233,7 +245,8 @@ async def test_a_program_that_the_system_refuses_is_named(tmp_path: Path) -> Non
 
 
 async def test_the_wait_ends_with_the_servers_own_reason(launch: Launch) -> None:
-    server = await launch("-c", "raise MemoryError('no room for 7 blocks')", limit_s=600.0)
+    code = "import sys; sys.exit('MemoryError: no room for 7 blocks')"
+    server = await launch("-c", code, limit_s=600.0)
     with pytest.raises(EngineDead) as caught:
         await wait_until_answering(server, never)
     assert str(caught.value) == (
@@ -242,11 +255,25 @@ async def test_the_wait_ends_with_the_servers_own_reason(launch: Launch) -> None
     )
 
 
+async def test_the_last_lines_of_its_log_stand_in_the_error(launch: Launch) -> None:
+    said = r"a\nMemoryError: no room\n\nbacktrace of 9 frames\nleft a core file\n" + "x" * 999
+    server = await launch("-c", f"import sys; sys.exit('{said}')")
+    with pytest.raises(EngineDead) as caught:
+        await wait_until_answering(server, never)
+    assert "\n" not in str(caught.value)
+    assert (
+        "code 1: MemoryError: no room; last in its log: backtrace of 9 frames | left a core file | "
+        + "x" * 200
+        + " (log: "
+    ) in str(caught.value)
+
+
 async def test_the_wait_has_a_limit_and_tells_how_far_it_came(launch: Launch) -> None:
-    code = "print('loading', flush=True); import time; time.sleep(1000)"
+    code = "print('found it'); print('loading', flush=True); import time; time.sleep(1000)"
     server = await launch("-c", code, limit_s=0.3)
     await wait_for_line(server, "loading")
-    with pytest.raises(EngineDead, match=r"not answer within 0\.3 s; last in its log: loading"):
+    said = r"not answer within 0\.3 s; last in its log: found it \| loading"
+    with pytest.raises(EngineDead, match=said):
         await wait_until_answering(server, never)
 
 

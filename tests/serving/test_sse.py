@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.engine import MalformedReply
-from serving.sse import MAX_LINE, Decoder, EventDecoder, LineDecoder
+from serving.sse import MAX_LINE, EventDecoder, LineDecoder
 
 
-def events(decoder: Decoder, *pieces: bytes) -> list[str]:
+def events(decoder: EventDecoder | LineDecoder, *pieces: bytes) -> list[str]:
     return [event for piece in pieces for event in decoder.feed(piece)]
 
 

@@ -333,6 +333,14 @@ def test_an_engine_that_says_nothing_is_unknown_not_zero() -> None:
     assert (told.prompt_tokens, told.completion_tokens) == (100, 11)
 
 
+def test_prompts_that_nobody_counted_are_unknown() -> None:
+    with a_meter() as (meter, clock):
+        meter.answered(clock.now, a_reply(clock.now, prompt=None, cached=None))
+        clock.now += 2.0
+        told = latest(meter.buckets())[1.0, 0.0]
+    assert (told.prompt_tokens, told.cached_tokens, told.completion_tokens) == (None, None, 11)
+
+
 def test_a_stream_of_one_token_or_of_no_time_has_no_rate() -> None:
     with a_meter() as (meter, clock):
         for changes in ({"completion": 1}, {"decode_s": 0.0}, {"decode_s": 5e-324}):
@@ -474,8 +482,8 @@ async def test_a_reply_whose_tokens_are_no_count_is_malformed(
 ) -> None:
     good = a_reply(time.monotonic())
     limited = Limited(OwnEngine(replace(good, usage=replace(good.usage, **{key: value}))))
-    if (key, value) == ("cached", None):
-        assert (await limited.generate(make_request(1))).usage.cached is None
+    if value is None and key != "completion":
+        assert getattr((await limited.generate(make_request(1))).usage, key) is None
         return
     with pytest.raises(EngineUnavailable):
         await limited.generate(make_request(1))

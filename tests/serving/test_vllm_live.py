@@ -156,7 +156,7 @@ async def test_constrained_answers_are_obeyed_and_prefixes_are_shared(engine: Li
     replies = [reply for game in games for reply in game]
     assert {reply.text for reply in replies} <= set(MOVES)
     assert {reply.finish for reply in replies} == {Finish.STOP}
-    uncached = [reply.usage.prompt - (reply.usage.cached or 0) for reply in replies]
+    uncached = [(reply.usage.prompt or 0) - (reply.usage.cached or 0) for reply in replies]
     assert max(uncached) <= 1 + 32 + 12
     assert all(reply.usage.completion <= 7 for reply in replies)
     for reply in replies:
