@@ -60,6 +60,8 @@ from serving.fake_wire import (
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+_TURNS = 5
+"""Of the event loop, until a connection that the listener has taken is one of the server's."""
 _HTML_ERROR = "<html><head><title>502 Bad Gateway</title></head><body>nginx</body></html>"
 
 
@@ -157,11 +159,7 @@ class FakeServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._site is not None:
-            await self._site.stop()
-        # those that the listener had taken come in
-        await asyncio.sleep(0)
-        self._reset_connections()
+        await self._hang_up()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -360,15 +358,22 @@ class FakeServer:
         self._is_thawed.set()
 
     async def _crash(self, seconds: float) -> None:
-        site, self._site = self._site, None
-        if site is None:
+        if self._site is None:
             return
-        await site.stop()
-        self._reset_connections()
+        await self._hang_up()
         self._model = FakeModel(self.config)
         self._rids.clear()
         await asyncio.sleep(seconds)
         await self._listen()
+
+    async def _hang_up(self) -> None:
+        """Listen no more, and reset every connection."""
+        site, self._site = self._site, None
+        if site is not None:
+            await site.stop()
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        self._reset_connections()
 
     def _reset_connections(self) -> None:
         server = self._runner.server

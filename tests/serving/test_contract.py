@@ -369,7 +369,7 @@ OUTCOMES: dict[FaultKind, Fault | None] = {
 """What a player's attempt is called. None: it is a move. (No client leaves here: late_cancel has a
 test of its own.)"""
 
-SECONDS = {"freeze": 1.2, "crash": 0.2, "loading_503": 0.2}
+SECONDS = {"freeze": 2.0, "crash": 0.2, "loading_503": 0.2}
 
 
 @every_case
@@ -382,7 +382,7 @@ async def test_every_misbehaviour_is_the_fault_it_should_be(name: str, stage: St
         FakeFault(kind=kind, at=(1 + 2 * number,), seconds=SECONDS.get(kind))
         for number, kind in enumerate(OUTCOMES)
     ]
-    server, subject = await stage.pair(name, *faults, stall_seconds=0.6)
+    server, subject = await stage.pair(name, *faults, stall_seconds=1.0)
     agent = LlmAgent("tester", subject.engine, context(), LlmSettings())
     game = load_game("chess")
     shown = turn(game.position(game.openings("start", "standard")[0]), game="chess")
