@@ -394,6 +394,8 @@ class FakeServer:
                 return await handler(request)
             except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
                 return web.json_response(_not_found(first), status=404)
+            except ConnectionResetError:
+                return web.Response()  # to nobody: the client has left
 
         app = web.Application(middlewares=[gate], client_max_size=64 << 20)
         taken = set()
