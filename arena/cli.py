@@ -155,7 +155,7 @@ def _add_compare(commands: Any) -> None:
     )
     form = compare.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object")
-    form.add_argument("--html", type=Path, metavar="F", help="write a page with charts")
+    form.add_argument("--html", type=Path, metavar="F", help="write a page with charts too")
     compare.set_defaults(command="compare")
 
 

@@ -178,13 +178,17 @@ def _compare(parsed: argparse.Namespace) -> int:
             print(f"kept: the engines' logs in {logs}", file=sys.stderr)
     if result["interrupted"] and not any(cell["offered"] for cell in result["cells"]):
         raise KeyboardInterrupt
+    try:
+        if parsed.html is not None:
+            compare_page.write(parsed.html, result)
+    finally:  # it took long, and is told also where the page cannot be written
+        if parsed.json:
+            _print_json(result)
+        else:
+            terminal.print_compare(result, sys.stdout)
     if parsed.html is not None:
-        compare_page.write(parsed.html, result)
+        sys.stdout.flush()
         print(f"written: {parsed.html}", file=sys.stderr)
-    elif parsed.json:
-        _print_json(result)
-    else:
-        terminal.print_compare(result, sys.stdout)
     if result["interrupted"]:
         print("arena: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -215,7 +219,7 @@ def _fake_server(parsed: argparse.Namespace) -> int:
         print(url, flush=True)
 
     try:
-        runner.run_loop(_terminable(serve(config, parsed.host, parsed.port, started)))
+        _run_terminable(serve(config, parsed.host, parsed.port, started))
     except (OSError, UnicodeError) as error:
         if urls:
             raise
@@ -227,11 +231,25 @@ def _fake_server(parsed: argparse.Namespace) -> int:
     return OK
 
 
-async def _terminable(work: Coroutine[Any, Any, _T]) -> _T:
-    """Do the work; a SIGTERM ends it as Ctrl-C does, so that nothing is left behind."""
-    number = signal.SIGTERM
-    asyncio.get_running_loop().add_signal_handler(number, signal.raise_signal, signal.SIGINT)
-    return await work
+def _run_terminable(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run the work on a loop of its own. A SIGTERM ends it as Ctrl-C does, also where Ctrl-C is
+    ignored, as in what a shell starts in the background: KeyboardInterrupt, with all closed."""
+    try:
+        return runner.run_loop(_ended_by_sigterm(work))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _ended_by_sigterm(work: Coroutine[Any, Any, _T]) -> _T:
+    """Do the work; the first SIGTERM cancels it, and later ones leave it to close what it has."""
+    loop, doing = asyncio.get_running_loop(), asyncio.ensure_future(work)
+
+    def end() -> None:
+        loop.add_signal_handler(signal.SIGTERM, lambda: None)
+        doing.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, end)
+    return await doing
 
 
 def _bench_games(parsed: argparse.Namespace) -> int:
@@ -267,7 +285,7 @@ def _bench_admission(parsed: argparse.Namespace) -> int:
                 load=parsed.load,
                 announce=terminal.view_for("plain").announce,
             )
-            result = runner.run_loop(_terminable(measuring))
+            result = _run_terminable(measuring)
     except EngineError as error:
         print(f"arena: {error}", file=sys.stderr)
         return ENGINE_FAILED

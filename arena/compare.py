@@ -276,9 +276,11 @@ async def run(
 
 def _plan_texts(job: Job) -> Iterator[str]:
     matches, options = len(job.workload.matches), job.options
+    least_s = len(job.cells) * options.seconds * options.repeats * len(job.names)
     yield (
         f"{len(job.workload.items)} questions of {matches} matches, {len(job.cells)} cells of "
-        f"{options.seconds:g} s, {options.repeats} repeats, engines {', '.join(job.names)}"
+        f"{options.seconds:g} s, {options.repeats} repeats, engines {', '.join(job.names)}: takes "
+        f"about {_duration(least_s)} at least, and what engines take to start and to get ready"
     )
     left_out = [str(number) for number in CONCURRENCIES if number > matches]
     if options.concurrencies is None and left_out:
@@ -286,6 +288,10 @@ def _plan_texts(job: Job) -> Iterator[str]:
             f"closed {', '.join(left_out)} left out: the workload has {matches} matches; raise "
             "tournament.pairs"
         )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 async def _measure_all(

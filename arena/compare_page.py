@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,11 @@ Row = Mapping[str, Any]
 COLOURS = ("#3b82c4", "#d9822b", "#2f9e6e", "#b5539c", "#8a8f98", "#c7a008")
 """Of engines, in order and then again; legible on light and on dark."""
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
+
+_DECADES_OF_STEPS = 4
+"""A logarithmic axis of more is marked at the powers of ten alone."""
+_MARGIN = 1.2
+"""Times which it reaches beyond its first and last mark."""
 
 _SCRIPT = """
 const figures = JSON.parse(document.getElementById("figures").textContent);
@@ -89,7 +95,7 @@ def page(result: Row) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy(charts, _SCRIPT)}">\n'
-        f"<title>{_text(result['name'])}: engines compared</title>\n"
+        f"<title>{_text(_title(result))}</title>\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="color-scheme" content="light dark">\n<style>\n{style}</style>\n</head>\n'
         f"<body>\n{_body(result)}\n"
@@ -107,8 +113,9 @@ def _body(result: Row) -> str:
     return "\n".join(
         (
             '<header><div class="brand"><span class="product">Boardfleet</span> '
-            f'<h1 class="name">{_text(result["name"])}: engines compared</h1></div></header>',
-            f'<main>\n<p class="muted">{_text(summary_text(result))}; {_machine(result)}</p>',
+            f'<h1 class="name">{_text(_title(result))}</h1></div></header>',
+            f'<main>\n<p class="muted">{_text(result["name"])}: {_text(summary_text(result))}; '
+            f"{_machine(result)}</p>",
             _section("Engines", _lines(engines)),
             _section("What kept cells from being measured", _lines(failures)),
             _section("Not equal", _lines(unequal_texts(result["unequal"])), "panel unequal"),
@@ -121,6 +128,10 @@ def _body(result: Row) -> str:
             "</main>",
         )
     )
+
+
+def _title(result: Row) -> str:
+    return f"Engines compared: {', '.join(row['name'] for row in result['engines'])}"
 
 
 def _machine(result: Row) -> str:
@@ -161,9 +172,9 @@ def _agreement(result: Row) -> str:
     if not pairs:
         return ""
     names = [row["name"] for row in result["engines"]]
-    told = {frozenset(pair["engines"]): pair["share"] for pair in pairs}
+    told = {frozenset(pair["engines"]): f"{share(pair['share'])} of {pair['n']}" for pair in pairs}
     rows = [
-        (name, *("" if name == other else share(told[frozenset((name, other))]) for other in names))
+        (name, *("" if name == other else told[frozenset((name, other))] for other in names))
         for name in names
     ]
     return _table("matrix", ("", *names), rows) + _lines(agreement_texts(result["agreement"]))
@@ -202,6 +213,8 @@ def figures(cells: Sequence[Row]) -> list[dict[str, Any]]:
     """The charts as plotly takes them, each with an id, a title and a note."""
     engines = list(dict.fromkeys(row["engine"] for row in cells))
     closed = [row for row in cells if row["loop"] == "closed"]
+    ways = list(dict.fromkeys(map(asked, cells)))
+    numbers = list(dict.fromkeys(str(row["concurrency"]) for row in closed))
     silent = [
         name
         for name in engines
@@ -213,7 +226,7 @@ def figures(cells: Sequence[Row]) -> list[dict[str, Any]]:
             "title": "Moves a second, closed loop",
             "note": "Median of the repeats; bars reach from the least to the most.",
             "data": _each(engines, closed, _throughput),
-            "layout": _layout("questions at once", "moves/s", rangemode="tozero"),
+            "layout": _layout("questions at once", numbers, "moves/s", rangemode="tozero"),
         },
         {
             "id": "latency",
@@ -221,14 +234,14 @@ def figures(cells: Sequence[Row]) -> list[dict[str, Any]]:
             "note": "Full marks p50, with lines up to p99; open circles p95. None where so many "
             "questions got no legal move.",
             "data": _each(engines, cells, _latency) + _each(engines, cells, _latency_p95),
-            "layout": {"scattermode": "group", **_layout("", "ms", type="log", dtick="D2")},
+            "layout": {"scattermode": "group", **_layout("", ways, "ms", **_log_axis(cells))},
         },
         {
             "id": "occupancy",
             "title": "Requests in a step ÷ max_concurrent",
             "note": f"Mean. Not told by {', '.join(silent)}." if silent else "Mean.",
             "data": _each(engines, cells, _occupancy),
-            "layout": {"scattermode": "group", **_layout("", "", range=[0, 1.05])},
+            "layout": {"scattermode": "group", **_layout("", ways, "", range=[0, 1.05])},
         },
         {
             "id": "attainment",
@@ -237,7 +250,7 @@ def figures(cells: Sequence[Row]) -> list[dict[str, Any]]:
             "data": _each(engines, cells, _in_time),
             "layout": {
                 "scattermode": "group",
-                **_layout("", "", range=[0, 1.05], tickformat=".0%"),
+                **_layout("", ways, "", range=[0, 1.05], tickformat=".0%"),
             },
         },
     ]
@@ -248,11 +261,14 @@ def _each(
     cells: Sequence[Row],
     trace: Callable[[Sequence[Row]], dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """A trace an engine, in its colour and with its mark."""
+    """A trace an engine, in its colour and with its mark; none of one with nothing to draw, beside
+    whose place the others would stand."""
     traces = []
     for place, name in enumerate(engines):
         colour = COLOURS[place % len(COLOURS)]
         drawn = trace([row for row in cells if row["engine"] == name])
+        if all(value is None for value in drawn["y"]):
+            continue
         marker = {
             "color": colour,
             "size": 9,
@@ -325,10 +341,41 @@ def _in_time(rows: Sequence[Row]) -> dict[str, Any]:
     return {"x": list(map(asked, rows)), "y": [row["slo_attainment"] for row in rows]}
 
 
-def _layout(across: str, up: str, **more: Any) -> dict[str, Any]:
+def _log_axis(cells: Sequence[Row]) -> dict[str, Any]:
+    """A logarithmic axis around all latencies in ms, marked with plain numbers."""
+    shown = [
+        value
+        for row in cells
+        for key in ("p50", "p95", "p99")
+        if (value := row["latency_ms"][key]) is not None and value > 0
+    ]
+    if not shown:
+        return {"type": "log"}
+    least, most = min(shown), max(shown)
+    powers = range(math.floor(math.log10(least)) - 1, math.ceil(math.log10(most)) + 2)
+    steps = (1,) if most / least > 10**_DECADES_OF_STEPS else (1, 2, 5)
+    marks = [float(f"{step}e{power}") for power in powers for step in steps]
+    low = max(mark for mark in marks if mark < least)
+    high = min(mark for mark in marks if mark > most)
+    ticks = [mark for mark in marks if low <= mark <= high]
+    return {
+        "type": "log",
+        "tickvals": ticks,
+        "ticktext": [f"{tick:,.0f}" if tick >= 1 else f"{tick:g}" for tick in ticks],
+        "range": [math.log10(low / _MARGIN), math.log10(high * _MARGIN)],
+    }
+
+
+def _layout(across: str, order: Sequence[str], up: str, **more: Any) -> dict[str, Any]:
     return {
         "margin": {"l": 56, "r": 12, "t": 8, "b": 44},
+        "showlegend": True,
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
-        "xaxis": {"type": "category", "title": {"text": across}},
+        "xaxis": {
+            "type": "category",
+            "categoryarray": order,
+            "range": [-0.5, len(order) - 0.5],
+            "title": {"text": across},
+        },
         "yaxis": {"title": {"text": up}, **more},
     }

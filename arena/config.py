@@ -387,7 +387,16 @@ def _explain(error: ValidationError, prefix: str) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error" and isinstance(first["input"], Mapping):
         return f"{where}.{message}"  # between keys: the message names its own
-    return f"{where}: is {_short(first['input'])}; {message[0].lower()}{message[1:]}"
+    message = f"{message[0].lower()}{message[1:]}"
+    if _may_hold_a_key(str(first["loc"][-1]) if first["loc"] else "", first["input"]):
+        return f"{where}: {message}"
+    return f"{where}: is {_short(first['input'])}; {message}"
+
+
+def _may_hold_a_key(field: str, value: object) -> bool:
+    """Whether a wrong value could be a server's key, or have one in it, and is not to be shown."""
+    in_url = field == "url" and not {"@", "?", "#"}.isdisjoint(str(value))
+    return in_url or field == "api_key_env"
 
 
 def _short(value: object) -> str:
@@ -517,8 +526,9 @@ def reference() -> str:
 
 def _describe(title: str, model: type[BaseModel]) -> str:
     lines = [f"## {title}", "", "| key | default | meaning |", "|---|---|---|"]
+    refused = model.lacking if issubclass(model, EngineConfig) else {}
     for name, field in model.model_fields.items():
-        if isinstance(field.default, BaseModel):
+        if isinstance(field.default, BaseModel) or name in refused:
             continue
         default = (
             "required"

@@ -23,6 +23,7 @@ import psutil
 
 from serving.config import PACKAGED_MODEL, EngineConfigError
 from serving.models import local_directory
+from serving.process import SCRATCH_PREFIX
 
 SCHEMA_VERSION = 1
 
@@ -473,9 +474,10 @@ def _read_strays() -> tuple[EngineProcess, ...]:
         try:
             title = " ".join(process.cmdline())
             is_mine = process.uids().real == os.getuid()
-            if is_mine and _is_engine(title) and _is_orphan(process):
+            is_stray = is_mine and _is_engine(title) and _is_orphan(process)
+            if is_stray and not _guards_an_engine_in_use(process):
                 strays.append(EngineProcess(process.pid, title[:60], process.memory_info().rss))
-        except psutil.Error:
+        except (psutil.Error, ProcessLookupError):
             continue
     return tuple(strays)
 
@@ -492,3 +494,30 @@ def _is_orphan(process: psutil.Process) -> bool:
         return True
     is_init = parent.pid == 1 or parent.name() in ("systemd", "init", "tini")
     return is_init and "arena" not in " ".join(parent.cmdline())
+
+
+def _guards_an_engine_in_use(process: psutil.Process) -> bool:
+    """True of a guard, which has no parent on purpose, while the engine that it guards is alive and
+    has a living arena. Both have the engine's directory for temporary files."""
+    scratch = _scratch(process)
+    return scratch is not None and any(
+        leader.pid != os.getsid(process.pid) and _scratch(leader) == scratch
+        for leader in psutil.process_iter()
+        if _leads_for_an_arena(leader)
+    )
+
+
+def _leads_for_an_arena(process: psutil.Process) -> bool:
+    try:
+        return os.getpgid(process.pid) == process.pid and not _is_orphan(process)
+    except (psutil.Error, ProcessLookupError):
+        return False
+
+
+def _scratch(process: psutil.Process) -> str | None:
+    """An engine's directory for temporary files, of the processes that were started with it."""
+    try:
+        folder = process.environ().get("TMPDIR", "")
+    except psutil.Error:
+        return None
+    return folder if Path(folder).name.startswith(SCRATCH_PREFIX) else None

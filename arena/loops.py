@@ -5,7 +5,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -137,7 +137,7 @@ class Asker:
         return self._measured(began, ended, [*answers, *never_sent])
 
     async def closed_loop(
-        self, matches: Sequence[Sequence[WorkItem]], concurrency: int, seconds: float
+        self, matches: Iterable[Sequence[WorkItem]], concurrency: int, seconds: float
     ) -> Measurement:
         """So many questions at once: each worker plays one match after the other.
 

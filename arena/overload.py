@@ -149,9 +149,12 @@ class _Trial:
         return {**row, "gain": admission / queue if queue else None}
 
     async def _capacity(self) -> float:
+        """Of all matches in turn, as the open loop asks: with fewer caches than matches, that is
+        what costs."""
         asker = await self._ready(Limited(self._engine))
         inside = self._engine.limits.max_concurrent
-        run = await asker.closed_loop(self._begun, inside, self._seconds)
+        in_turn = ([item] for item in _endless(self._begun))
+        run = await asker.closed_loop(in_turn, inside, self._seconds)
         _raise_if_dead(asker)
         if not run.moves_per_s:
             raise EngineError(f"no move came in {self._seconds:g} s; give more --seconds")

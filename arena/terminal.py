@@ -132,13 +132,16 @@ def plain_line(frame: Frame) -> str:
     """The run in one line."""
     fleet = frame["fleet"]
     counts = {state: _number(count) for state, count in fleet["matches"].items()}
-    parts = [
-        f"{_number(fleet['elapsed_s']):>6} s",
-        f"{counts['finished']} finished, {counts['running']} running, "
-        f"{counts['suspended']} suspended, {counts['scheduled']} to come",
-        f"{_number(fleet['plies'])} plies",
-        f"{_number(_moves_per_s(fleet), 1)} moves/s",
-    ]
+    if fleet["elapsed_s"] is None:
+        parts = ["not begun" if frame["ended"] else "starting", f"{counts['scheduled']} to come"]
+    else:
+        parts = [
+            f"{_number(fleet['elapsed_s']):>6} s",
+            f"{counts['finished']} finished, {counts['running']} running, "
+            f"{counts['suspended']} suspended, {counts['scheduled']} to come",
+            f"{_number(fleet['plies'])} plies",
+            f"{_number(_moves_per_s(fleet), 1)} moves/s",
+        ]
     slowest = _slowest_first(frame["agents"])[:1]
     parts += [
         f"slowest {_cut(row['name'], 40)} p50 {_number(row['latency_ms']['p50'])} "

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import os
+import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +22,8 @@ LOOK_S = 2.0
 _CONNECT_S = 10.0
 _BODY_READ = 64_000
 _NO_ENTRY = (401, 403)
+_NO_PAGE = (404, 405, 501)
+_IS_IT_THIS_KIND = "is `kind` right, and the url without a path?"
 _CONTENT_TYPES = {
     "events": ("text/event-stream",),
     "lines": ("application/x-ndjson", "application/ndjson", "application/jsonl"),
@@ -93,8 +97,18 @@ class Readiness:
 
     is_ready: bool
     why: str = ""
-    is_refused: bool = False
-    """It wants a key, or another one: no waiting mends that."""
+    status: int | None = None
+    """Of its answer; None where none came."""
+
+    @property
+    def is_refused(self) -> bool:
+        """It wants a key, or another one: no waiting mends that."""
+        return self.status in _NO_ENTRY
+
+    @property
+    def is_of_another_kind(self) -> bool:
+        """It has no such page."""
+        return self.status in _NO_PAGE
 
 
 class HttpClient:
@@ -151,10 +165,12 @@ class HttpClient:
         try:
             async with asyncio.timeout(LOOK_S), self._get(url + self._dialect.ready_path) as got:
                 if got.status == 200:
-                    return Readiness(True)
+                    return Readiness(True, status=200)
                 error = self._dialect.refused(got.status, await _body_start(got))
                 why = self._without_key(str(error))
-                return Readiness(False, why, got.status in _NO_ENTRY)
+                if got.status in _NO_PAGE:
+                    why = f"{got.url}: {why}: {_IS_IT_THIS_KIND}"
+                return Readiness(False, why, got.status)
         except EngineUnavailable as error:
             return Readiness(False, str(error))
         except TimeoutError:
@@ -172,6 +188,8 @@ class HttpClient:
         """Raises for an answer that is no stream of messages."""
         if response.status != 200:
             error = self._dialect.refused(response.status, await _body_start(response))
+            if response.status in _NO_PAGE:
+                error.args = (_nothing_there(response, str(error)),)
             if type(error) is EngineUnavailable and response.status in (502, 503, 504):
                 raise Unreachable(str(error))
             raise error
@@ -234,7 +252,7 @@ class HttpClient:
         try:
             yield
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise Unreachable(f"no connection: {error}") from error
+            raise Unreachable(_no_connection(error)) from error
         except aiohttp.ClientError as error:
             said = one_line(self._without_key(f"{type(error).__name__} {error}"))
             raise EngineUnavailable(f"the connection broke: {said}") from error
@@ -253,6 +271,28 @@ async def _body_start(response: aiohttp.ClientResponse) -> str:
         while len(body) < _BODY_READ and (piece := await response.content.readany()):
             body += piece
     return body.decode("utf-8", "replace")
+
+
+def _nothing_there(response: aiohttp.ClientResponse, said: str) -> str:
+    """What to do about a question that has no answer there: no such page, or no such model."""
+    if response.status == 404 and "model" in said.lower():
+        return f"{said}: give the name by which the server knows it as served_model"
+    return f"{response.url}: {said}: {_IS_IT_THIS_KIND}"
+
+
+def _no_connection(error: aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError) -> str:
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return f"no connection: {error}"
+    cause = error.os_error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        why = f"its certificate is not trusted ({cause.verify_message})"
+    elif isinstance(cause, ssl.SSLError):
+        why = f"it does not speak https ({one_line(cause.reason or str(cause))}): is it http?"
+    elif cause.errno is not None and cause.errno > 0:
+        why = os.strerror(cause.errno)
+    else:  # of a name that is not found
+        why = one_line(cause.strerror or str(cause))
+    return f"no connection to {error.host}:{error.port}: {why}"
 
 
 def _truncated(stream: Stream) -> str:

@@ -68,8 +68,8 @@ class HttpEngineConfig(EngineConfig):
             return None
         if not {"@", "?", "#"}.isdisjoint(url):
             raise ValueError("keys and parameters stand in no url: see api_key_env")
-        if not _is_address(url):
-            raise ValueError(f"{url!r} is none; write it like 'http://127.0.0.1:8080'")
+        if wrong := _wrong_with(url):
+            raise ValueError(f"{wrong}; write it like 'http://127.0.0.1:8080'")
         return url.rstrip("/").removesuffix("/v1")
 
     @field_validator("api_key_env")
@@ -133,15 +133,27 @@ def _means(word: str, flag: str) -> bool:
     return word.rstrip(string.digits) == flag
 
 
-def _is_address(url: str) -> bool:
-    """Whether there can be a server at the url, as far as its letters tell."""
+def _wrong_with(url: str) -> str:
+    """Why there can be no server at the url, as far as its letters tell; empty where there can."""
+    if re.search(r"\s", url):
+        return "there is a space in it"
+    if not url.lower().startswith(("http://", "https://")):
+        return "it does not begin with http:// or https://"
     try:
         parts = urlsplit(url)
+    except ValueError:
+        return "its brackets hold no address"
+    try:
         host = (parts.hostname or "").encode("idna")
-        is_one = parts.scheme in ("http", "https") and host != b"" and parts.port != 0
-    except ValueError:  # no port, no name, or a bracket too few
-        return False
-    return is_one and re.search(r"\s", url) is None
+    except ValueError:
+        host = b""
+    if not host:
+        return "it names no host"
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    return "its port is no number of 1 to 65535" if port == 0 else ""
 
 
 class BatchKnobs(HttpEngineConfig):
@@ -208,8 +220,11 @@ def api_key(config: HttpEngineConfig) -> str | None:
         return None
     key = os.environ.get(config.api_key_env)
     if not key:
+        # names are written in capitals; others are not quoted, for some keys look like them
+        is_name = config.api_key_env.isupper()
+        told = f"api_key_env = {config.api_key_env!r}" if is_name else "api_key_env"
         raise EngineConfigError(
-            f"api_key_env = {config.api_key_env!r}: there is no such environment variable, or it "
-            "is empty: export it before the run"
+            f"{told}: there is no such environment variable, or it is empty: export it before the "
+            "run"
         )
     return key

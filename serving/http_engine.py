@@ -216,7 +216,7 @@ class HttpEngine:
         primers = [
             Request(f"prime-{n}", "", prompt, None, 1, Sampling(), limit_s) for n in range(copies)
         ]
-        await asyncio.gather(*map(self._ask_patiently, primers))
+        await asyncio.gather(*(self._ask_patiently(one, is_proven=True) for one in primers))
         if not self._streams:
             await self._count_from_here()
 
@@ -434,15 +434,17 @@ class HttpEngine:
                 f"{one_line(reply.text, 60)!r}"
             )
 
-    async def _ask_patiently(self, request: Request) -> Reply:
-        """A question of a start, which a refusal, a cut or a crash is not to end: asked again, with
-        longer and longer pauses."""
+    async def _ask_patiently(self, request: Request, *, is_proven: bool = False) -> Reply:
+        """A question of a start, which a refusal, a cut or a crash is not to end, nor nonsense
+        from a server that `is_proven`: asked again, with longer and longer pauses."""
         for pause_s in _START_PAUSES_S:
             try:
                 return await self.generate(request)
-            except (RequestRejected, MalformedReply):
+            except RequestRejected:
                 raise
             except EngineError as error:
+                if isinstance(error, MalformedReply) and not is_proven:
+                    raise
                 if isinstance(error, EngineDead) and error.final:
                     raise
                 log.warning("engine.asked_again", engine=self.name, kind=error.kind, why=str(error))
@@ -497,7 +499,8 @@ class HttpEngine:
                 await asyncio.sleep(pause_s)
             self._fruitless += 1
             try:
-                await self._take(await reach(client, self.name, self._config.url or "", limit_s))
+                url = self._config.url or ""
+                await self._take(await reach(client, self.name, url, limit_s, is_known=True))
             except EngineDead as dead:
                 return self._give_up(EngineDead(str(dead), final=True))
             except EngineError as again:

@@ -52,9 +52,11 @@ class Server:
         self.fail(EngineDead(f"engine {process.start.name}: the server {ended}"))
 
 
-async def reach(client: HttpClient, name: str, url: str, limit_s: float) -> Server:
+async def reach(
+    client: HttpClient, name: str, url: str, limit_s: float, *, is_known: bool = False
+) -> Server:
     """The server that runs at `url`; raises EngineDead where it is not ready within `limit_s`, and
-    at once where it wants another key."""
+    at once where it wants another key or, unless it `is_known` from before, is of another kind."""
     answer = Readiness(False, "no answer")
     try:
         async with asyncio.timeout(limit_s):
@@ -64,10 +66,14 @@ async def reach(client: HttpClient, name: str, url: str, limit_s: float) -> Serv
                     return Server(url, None, None)
                 if answer.is_refused:
                     raise EngineDead(f"engine {name}: {url} refuses us: {answer.why}")
+                # before a server that restarts, a proxy may say so for a while
+                if answer.is_of_another_kind and not is_known:
+                    raise EngineDead(f"engine {name}: {answer.why}")
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
+        what = "did not answer" if answer.status is None else "was not ready"
         raise EngineDead(
-            f"engine {name}: {url} did not answer within {limit_s:g} s: {answer.why}"
+            f"engine {name}: {url} {what} within {limit_s:g} s: {answer.why}"
         ) from None
 
 

@@ -41,6 +41,7 @@ from serving.http_engine import HttpEngine, ServerKind
 from serving.llama_flags import parse
 from serving.llama_package import REMEDY, is_installed
 from serving.models import check_model, packaged_gguf, resolve
+from serving.server_process import no_program
 from serving.template import load_template
 
 SLOT_ROUNDING = 256
@@ -373,7 +374,7 @@ def check_llama_server(config: LlamaServerConfig) -> None:
     if config.is_launched:
         gguf_of(config.model)
         if config.binary is not None and shutil.which(config.binary) is None:
-            raise EngineConfigError(f"binary = {config.binary!r}: no such program")
+            raise EngineConfigError(f"binary = {config.binary!r}: {no_program(config.binary)}")
         _check_program(config)
     check_model(config.model)
 

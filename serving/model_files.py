@@ -1,6 +1,7 @@
 """A child process for what needs heavy libraries: `convert GGUF DIRECTORY`, `download HUB_ID`.
 
-Prints the resulting directory as its last line.
+Prints the resulting directory as its last line; ends with os.EX_DATAERR for a GGUF file that is
+not whole.
 """
 
 import os
@@ -12,6 +13,7 @@ def convert(gguf: Path, directory: Path) -> Path:
     """Write the weights of `gguf`, dequantised to bfloat16, with config and tokenizer."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TRANSFORMERS_OFFLINE"] = "1"
+    _check_whole(gguf)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -24,6 +26,17 @@ def convert(gguf: Path, directory: Path) -> Path:
     model.save_pretrained(directory)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
     return directory
+
+
+def _check_whole(gguf: Path) -> None:
+    """End the process where not all is in the file that its head promises."""
+    from gguf import GGUFReader
+
+    try:
+        GGUFReader(gguf)
+    # out of bytes that mean nothing the library raises what it likes
+    except Exception as error:
+        raise SystemExit(os.EX_DATAERR) from error
 
 
 def download(model: str) -> Path:

@@ -42,6 +42,10 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 log = structlog.get_logger(__name__)
 
 
+class _DamagedError(EngineConfigError):
+    """The model's file is not whole."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
     """A model whose files are on this machine."""
@@ -251,11 +255,16 @@ def _converted(gguf: Path, notice: str) -> Path:
     place = _cache_place(gguf)
     if _is_converted(gguf):
         return place
+    lock = place.parent / f"{place.name}.lock"
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(place.parent / f"{place.name}.lock"):
+        with _locked(lock):
             if not _is_converted(gguf):
                 _convert(gguf, place, notice)
+    except _DamagedError:
+        # others may hold or await it: none of them can convert these bytes either
+        lock.unlink(missing_ok=True)
+        raise
     except OSError as error:
         raise EngineConfigError(f"the model cache {str(place.parent)!r}: {error}") from error
     return place
@@ -311,6 +320,10 @@ def _run_child(*arguments: str) -> str:
         stdin=subprocess.DEVNULL,
         env={**os.environ, **bytecode_environment("transformers")},
     )
+    if done.returncode == os.EX_DATAERR:
+        raise _DamagedError(
+            f"model {arguments[1]!r}: the file is cut short or damaged: fetch it again"
+        )
     if done.returncode != 0:
         remedy = "; is the hub reachable? A model directory needs none"
         raise EngineConfigError(

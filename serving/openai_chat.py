@@ -31,6 +31,7 @@ from serving.dialect import (
 from serving.engine import ChatPrompt, EngineUnavailable, MalformedReply, Request
 from serving.http_config import HttpEngineConfig, check_http
 from serving.http_engine import HttpEngine, ServerKind
+from serving.server_process import no_program
 
 _BEFORE_JSON = 32
 """llama.cpp's chat endpoint lets a model open a code fence first, with white space, and hides it
@@ -309,8 +310,8 @@ def check_ollama(config: OllamaConfig) -> None:
     check_http(config)
     if config.is_launched and shutil.which(config.binary) is None:
         raise EngineConfigError(
-            f"{config.binary}: no such program: install Ollama from https://ollama.com, or name a "
-            "running server by url"
+            f"{config.binary}: {no_program(config.binary)}: install Ollama from "
+            "https://ollama.com, or name a running server by url"
         )
 
 

@@ -1,5 +1,6 @@
 """Engines by `kind`: the one place that knows every kind."""
 
+import difflib
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,8 +45,10 @@ def engine_kind(kind: str) -> EngineKind:
         return _OWN
     if kind not in ENGINE_KINDS:
         known = ", ".join(sorted(ENGINE_KINDS))
+        near = difflib.get_close_matches(kind.lower(), ENGINE_KINDS, n=1, cutoff=0.7)
+        hint = f'did you mean "{near[0]}"? Else ' if near else ""
         raise EngineConfigError(
-            f'kind: {kind!r} is unknown; use one of {known}, or your own as "module:Class"'
+            f'kind: {kind!r} is unknown; {hint}use one of {known}, or your own as "module:Class"'
         )
     return ENGINE_KINDS[kind]
 

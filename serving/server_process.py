@@ -184,9 +184,16 @@ def find_program(program: str, remedy: str) -> str:
     """
     found = shutil.which(str(Path(program).expanduser()))
     if found is None:
-        where = "no such program" if "/" in program else "no such program on PATH"
-        raise EngineConfigError(f"{program}: {where}: {remedy}")
+        raise EngineConfigError(f"{program}: {no_program(program)}: {remedy}")
     return str(Path(found).absolute())
+
+
+def no_program(program: str) -> str:
+    """Why it is none."""
+    if "/" not in program:
+        return "no such program on PATH"
+    is_directory = Path(program).expanduser().is_dir()
+    return "is a directory, not a program" if is_directory else "no such program"
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -1,11 +1,17 @@
 """The benches run through the product's own path and print what was promised of them."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from arena import bench, cli
+from tests.arena.test_compare_cli import BINARY, LAUNCHED
+from tests.serving.test_fake_server_cli import IN_BACKGROUND
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -96,6 +102,31 @@ def test_admission(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert not queue["caps"]
         assert admission["caps"]
         assert row["gain"] == admission["in_time_per_s"] / queue["in_time_per_s"]
+
+
+def test_a_signal_ends_admission_in_the_background_and_leaves_nothing(tmp_path: Path) -> None:
+    """SIGTERM was passed on as SIGINT, which a shell lets background commands ignore."""
+    binary, config = tmp_path / "server", tmp_path / "overloaded.toml"
+    binary.write_text(BINARY)
+    binary.chmod(0o755)
+    config.write_text(OVERLOADED + LAUNCHED.format(binary=binary))
+    command = [sys.executable, "-m", "arena.cli", "bench", "admission", str(config)]
+    with subprocess.Popen(
+        [*IN_BACKGROUND, *command, "--engine", "served", "--seconds", "1", "--repeats", "20"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        while "capacity" not in (line := process.stderr.readline()):
+            assert line
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert children
+        process.send_signal(signal.SIGTERM)
+        out, told = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert told.splitlines()[-1] == "arena: interrupted"
+    assert not [child for child in children if child.is_running()]
 
 
 @pytest.mark.parametrize(

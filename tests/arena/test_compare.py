@@ -5,6 +5,7 @@ import base64
 import hashlib
 import io
 import json
+import math
 import re
 import time
 from collections import Counter
@@ -990,13 +991,62 @@ def test_the_page_draws_every_engine(healthy: Compared) -> None:
         assert f'id="{name}"' in page
         names = {trace["name"] for trace in figure["data"]}
         # plotly reads markup in names, so it is given entities
-        assert names == {"&lt;/script&gt;&lt;b&gt;x", "slow", "twin"}
+        all_names = {"&lt;/script&gt;&lt;b&gt;x", "slow", "twin"}
+        assert names == (set() if name == "occupancy" else all_names)
     (trace, *_) = drawn["throughput"]["data"]
     rates = sorted(healthy.cell("fast", "closed")["moves_per_s"])
     assert trace["x"] == ["1"]
     assert trace["y"] == [rates[1]]
     assert trace["error_y"]["array"] == [rates[2] - rates[1]]
     assert trace["error_y"]["arrayminus"] == [rates[1] - rates[0]]
+
+
+def chart(result: dict[str, Any], name: str) -> dict[str, Any]:
+    (drawn,) = [drawn for drawn in compare_page.figures(result["cells"]) if drawn["id"] == name]
+    return drawn
+
+
+def test_only_engines_with_something_to_draw_take_room_in_a_chart(healthy: Compared) -> None:
+    """One engine's marks stood beside the place of an engine that tells no steps."""
+    result = json.loads(json.dumps(healthy.result))
+    for row in result["cells"]:
+        if row["engine"] == "slow":
+            row["occupancy"]["mean"] = 0.5
+    drawn = chart(result, "occupancy")
+    (trace,) = drawn["data"]
+    assert trace["name"] == "slow"
+    assert drawn["layout"]["showlegend"] is True
+    assert drawn["layout"]["xaxis"]["categoryarray"] == trace["x"]
+
+
+@pytest.mark.parametrize(
+    ("fastest", "slowest", "marks"),
+    [
+        (5.1, 5.4, ["5", "10"]),
+        (1000.0, 1000.0, ["500", "1,000", "2,000"]),
+        (999.9999999999999, 999.9999999999999, ["500", "1,000"]),
+        (12.0, 1500.0, ["10", "20", "50", "100", "200", "500", "1,000", "2,000"]),
+        (9e5, 1.5e6, ["500,000", "1,000,000", "2,000,000"]),
+        (0.02, 90_000.0, ["0.01", "0.1", "1", "10", "100", "1,000", "10,000", "100,000"]),
+    ],
+)
+def test_latencies_can_be_read_off(
+    healthy: Compared, fastest: float, slowest: float, marks: list[str]
+) -> None:
+    """The axis was marked 2, 5, 1000, 2, 5."""
+    result = json.loads(json.dumps(healthy.result))
+    for row in result["cells"]:
+        row["latency_ms"] = {"p50": fastest, "p95": None, "p99": slowest}
+    axis = chart(result, "latency")["layout"]["yaxis"]
+    assert axis["ticktext"] == marks
+    first, last = axis["range"]
+    assert first < math.log10(axis["tickvals"][0]) < math.log10(axis["tickvals"][-1]) < last
+
+
+def test_the_page_says_of_how_many_answers_engines_agree(healthy: Compared) -> None:
+    page = compare_page.page(healthy.result)
+    for pair in healthy.result["agreement"]["pairs"]:
+        assert f"<td>{pair['share']:.1%} of {pair['n']}</td>" in page
 
 
 def test_the_page_tells_what_failed(troubled: Compared) -> None:

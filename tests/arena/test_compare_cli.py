@@ -17,10 +17,13 @@ from typing import Any
 import psutil
 import pytest
 
+from arena import compare_page
 from arena.compare_text import asked
+from arena.store import StoreError
 from arena.terminal import print_compare
 from arena.workload import load
 from tests.arena.test_run import arena
+from tests.serving.test_fake_server_cli import IN_BACKGROUND
 
 CONFIG = """
 name = "compared"
@@ -113,6 +116,7 @@ def test_stdout_is_one_object_and_stderr_tells_what_goes_on(compared: Compared) 
     assert pair["equal"] == pair["n"] > 0
     begun, *progress = compared.progress
     assert begun.startswith("48 questions of 4 matches, 3 cells of 0.2 s, 1 repeats")
+    assert "about 1 s at least" in begun
     assert len(progress) == 2 * (1 + 3)
 
 
@@ -161,13 +165,29 @@ def test_a_page_is_written_and_written_over(
     for _ in range(2):
         assert arena("compare", config, *SHORT, "--html", page) == 0
         said = capsys.readouterr()
-        assert said.out == ""
+        assert [(row[0], row[1]) for row in rows_of(said.out)] == CELLS * 2
         assert said.err.splitlines()[-1] == f"written: {page}"
         html = page.read_text(encoding="utf-8")
         assert html.startswith("<!doctype html>")
         assert html.endswith("</html>\n")
         assert compared.result["workload"]["digest"] in html
         assert names_in(tmp_path) == ["c.toml", "page.html"]
+
+
+def test_a_page_that_cannot_be_written_costs_no_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hours of measurement went with a full disk."""
+
+    def write(path: Path, result: dict[str, Any]) -> None:
+        raise StoreError(f"{path}: cannot be written (No space left on device)")
+
+    monkeypatch.setattr(compare_page, "write", write)
+    page = tmp_path / "page.html"
+    assert arena("compare", write_config(tmp_path), *SHORT, "--html", page) == 2
+    said = capsys.readouterr()
+    assert [(row[0], row[1]) for row in rows_of(said.out)] == CELLS * 2
+    assert said.err.splitlines()[-1].startswith(f"arena: {page}: cannot be written")
 
 
 def test_an_engine_that_cannot_start_is_told_and_the_others_are_measured(
@@ -331,11 +351,15 @@ def test_a_pipe_is_written_to_and_stays_one(compared: Compared, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("number", "until"),
-    [(signal.SIGINT, "moves/s"), (signal.SIGTERM, "moves/s"), (signal.SIGINT, "starting")],
+    ("number", "until", "by"),
+    [
+        (signal.SIGINT, "moves/s", ()),
+        (signal.SIGTERM, "moves/s", IN_BACKGROUND),
+        (signal.SIGINT, "starting", ()),
+    ],
 )
 def test_a_signal_ends_it_with_what_was_measured_and_leaves_nothing(
-    number: signal.Signals, until: str, tmp_path: Path
+    number: signal.Signals, until: str, by: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Hours of measurement were thrown away."""
     binary, temporary = tmp_path / "server", tmp_path / "tmp"
@@ -346,8 +370,8 @@ def test_a_signal_ends_it_with_what_was_measured_and_leaves_nothing(
     before = names_in(tmp_path)
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "arena.cli", "compare", str(config), "--engine", "served"),
-            *("--seconds", "0.2", "--repeats", "100", "--concurrency", "1"),
+            *(*by, sys.executable, "-m", "arena.cli", "compare", str(config)),
+            *("--engine", "served", "--seconds", "0.2", "--repeats", "100", "--concurrency", "1"),
             "--json",
         ],
         env={**os.environ, "TMPDIR": str(temporary)},

@@ -110,6 +110,23 @@ def test_a_mistake_is_one_line_with_key_and_remedy(changes: dict[str, Any], said
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"api_key_env": "sk-SECRET1"}, "api_key_env: the name of an environment variable"),
+        ({"url": "http://user:SECRET1@127.0.0.1:8099"}, "url: keys and parameters stand in no url"),
+        ({"url": "http://127.0.0.1:8099?key=SECRET1"}, "url: keys and parameters stand in no url"),
+        ({"url": "127.0.0.1:8099"}, "url: is '127.0.0.1:8099'; it does not begin with http://"),
+    ],
+)
+def test_what_could_be_a_key_is_not_printed(knobs: dict[str, str], said: str) -> None:
+    engine = {"kind": "openai", "url": "http://127.0.0.1:8099", **knobs}
+    with pytest.raises(ConfigError) as caught:
+        parse(data(engines={"main": engine}))
+    assert str(caught.value).startswith(f"engines.main.{said}")
+    assert "SECRET1" not in str(caught.value)
+
+
 def test_unknown_books_and_set_ups_are_named() -> None:
     config = parse(data(openings={"book": "nowhere.epd"}))
     _, game, ruleset = config.games()[0]

@@ -1,5 +1,6 @@
 """Each trap of a broken environment is named, with one command that mends it."""
 
+import asyncio
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 from arena import doctor
 from arena.doctor import Check, EngineProcess, Environment
+from serving.engine_group import EngineFiles, spawn_group
 
 ROOT = Path(__file__).parents[2]
 CPU_PACKAGES = {
@@ -262,6 +264,48 @@ def test_an_engine_with_a_living_parent_is_no_stray() -> None:
             assert process.pid not in {s.pid for s in doctor.read_environment().strays}
         finally:
             process.kill()
+
+
+HOST = (
+    "import os, sys, time\n"
+    "from serving.process import guard_group\n"
+    "guard_group(int(sys.argv[2]), os.environ['TMPDIR'])\n"
+    "print('guarded', flush=True)\n"
+    "time.sleep(60)\n"
+)
+"""Stands for `serving.vllm_host`."""
+
+
+def guards_of(pgid: int) -> list[int]:
+    """Processes with the command line of a group's leader, outside of its group."""
+    command = psutil.Process(pgid).cmdline()
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if process.pid != pgid and process.info["cmdline"] == command
+    ]
+
+
+async def test_a_guard_is_a_stray_once_its_engine_is_gone(tmp_path: Path) -> None:
+    """The guard of an engine in use was to be killed."""
+    files = EngineFiles("main", tmp_path)
+    group = await spawn_group(
+        files, lambda lifeline: (sys.executable, "-c", HOST, "serving.vllm_host", str(lifeline)), {}
+    )
+    try:
+        while "guarded" not in files.log.read_text():  # noqa: ASYNC110  # another process writes
+            await asyncio.sleep(0.01)
+        (guard,) = guards_of(group.pgid)
+        parent = psutil.Process(guard).parent()
+        if parent is not None and parent.pid != 1:
+            pytest.skip("orphans are adopted by something other than init here")
+        strays = {stray.pid for stray in doctor.read_environment().strays}
+        assert strays.isdisjoint({group.pgid, guard})
+        os.killpg(group.pgid, signal.SIGKILL)
+        await group.wait()
+        assert guard in {stray.pid for stray in doctor.read_environment().strays}
+    finally:
+        await group.end(grace_s=0)
 
 
 def test_probe_reports_the_last_line_of_a_failed_import(tmp_path: Path) -> None:

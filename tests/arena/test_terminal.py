@@ -341,7 +341,13 @@ def test_the_plain_line_is_one_line() -> None:
     assert "main: 16.0 requests a step" in line
     assert "illegal 2" in line
     assert "saturated" not in line
-    assert "n/a moves/s" in plain_line(nothing_yet())
+
+
+def test_before_play_begins_the_plain_line_holds_no_figures() -> None:
+    """It began with `n/a s · 0 finished`."""
+    frame = nothing_yet()
+    assert plain_line(frame) == "starting · 8 to come"
+    assert plain_line({**frame, "ended": True}) == "not begun · 8 to come"
 
 
 def test_the_plain_line_names_the_verdict_and_every_fault() -> None:

@@ -910,13 +910,15 @@ URL = "http://127.0.0.1:8080"
         ({"kind": "ollama", "dtype": "half"}, "pull another tag"),
         ({"kind": "openai", "url": URL, "extra_body": {"temperature": 0}}, "is set for each"),
         ({"kind": "lmstudio", "extra_body": {"response_format": {}}}, "is set for each"),
-        ({"kind": "openai", "url": "127.0.0.1:80"}, "write it like"),
-        ({"kind": "openai", "url": "http://127.0.0.1:99999"}, "write it like"),
-        ({"kind": "openai", "url": "http://127.0.0.1:abc"}, "write it like"),
-        ({"kind": "openai", "url": "http://127.0.0.1:0"}, "write it like"),
-        ({"kind": "openai", "url": "http://[::1"}, "write it like"),
-        ({"kind": "openai", "url": "http://a..b"}, "write it like"),
-        ({"kind": "openai", "url": "http://a b"}, "write it like"),
+        ({"kind": "openai", "url": "127.0.0.1:80"}, "begin with http:// or https://; write it"),
+        ({"kind": "openai", "url": "ftp://127.0.0.1"}, "begin with http:// or https://; write it"),
+        ({"kind": "openai", "url": "http://127.0.0.1:99999"}, "its port is no number of 1 to"),
+        ({"kind": "openai", "url": "http://127.0.0.1:abc"}, "its port is no number of 1 to"),
+        ({"kind": "openai", "url": "http://127.0.0.1:0"}, "its port is no number of 1 to"),
+        ({"kind": "openai", "url": "http://[::1"}, "its brackets hold no address; write it"),
+        ({"kind": "openai", "url": "http://a..b"}, "it names no host; write it"),
+        ({"kind": "openai", "url": "http://:80"}, "it names no host; write it"),
+        ({"kind": "openai", "url": "http://a b"}, "there is a space in it; write it"),
         ({"kind": "openai", "url": "http://me:secret@host:abc"}, "keys and parameters"),
         ({"kind": "openai", "url": "http://me:secret@host"}, "keys and parameters"),
         ({"kind": "openai", "url": URL, "api_key_env": "sk-12"}, "name of an environment variable"),
@@ -982,7 +984,10 @@ def test_a_url_may_end_with_v1() -> None:
     ("data", "said"),
     [
         ({"kind": "openai", "url": URL, "api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY.*export it"),
+        ({"kind": "openai", "url": URL, "api_key_env": "hf_SECRET"}, "api_key_env: there is no"),
         ({"kind": "llama_server", "binary": "/no/llama-server"}, "no such program"),
+        ({"kind": "llama_server", "binary": "/usr"}, "'/usr': is a directory"),
+        ({"kind": "ollama", "binary": "/usr"}, "/usr: is a directory"),
         ({"kind": "llama_server", "model": "someone/some-model"}, "takes a .gguf file"),
         ({"kind": "llama_server", "model": "/no/such.gguf"}, "no such file"),
         ({"kind": "ollama", "binary": "no-ollama-here"}, "install Ollama"),
@@ -994,6 +999,7 @@ def test_what_is_missing_is_said_before_a_start(data: dict[str, Any], said: str)
         check_engine("main", parse_engine_config("main", data))
     assert str(caught.value).startswith("engines.main: ")
     assert "\n" not in str(caught.value)
+    assert "SECRET" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

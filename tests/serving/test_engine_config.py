@@ -66,6 +66,8 @@ def test_wrong_values_are_named(data: dict[str, Any], said: str) -> None:
     [
         ({}, "engines.main.kind is missing"),
         ({"kind": "vlm"}, "use one of .*scripted.*vllm"),
+        ({"kind": "llama-server"}, 'did you mean "llama_server"'),
+        ({"kind": "OLLAMA"}, 'did you mean "ollama"'),
     ],
 )
 def test_a_wrong_kind_is_named(data: dict[str, Any], said: str) -> None:

@@ -19,11 +19,17 @@ from arena import cli
 QUESTION = {"model": "fake", "prompt": "1. e4", "max_tokens": 8}
 
 
+IN_BACKGROUND = "sh", "-c", "trap '' INT; exec \"$@\"", "sh"
+"""Starts a command as a shell that is no terminal's does with `&`: SIGINT is ignored."""
+
+
 @contextlib.contextmanager
-def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(
+    *arguments: str, by: tuple[str, ...] = ()
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command in a process of its own, and the address that it printed."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "arena.cli", "fake-server", *arguments],
+        [*by, sys.executable, "-m", "arena.cli", "fake-server", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -54,9 +60,12 @@ def has_ipv6() -> bool:
     return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_answers_until_it_is_told_to_end(number: signal.Signals) -> None:
-    with serving("--set", "speed=1000") as (process, address):
+@pytest.mark.parametrize(
+    ("number", "by"), [(signal.SIGINT, ()), (signal.SIGTERM, ()), (signal.SIGTERM, IN_BACKGROUND)]
+)
+def test_it_answers_until_it_is_told_to_end(number: signal.Signals, by: tuple[str, ...]) -> None:
+    """In the background it did not hear SIGTERM."""
+    with serving("--set", "speed=1000", by=by) as (process, address):
         assert address.startswith("http://127.0.0.1:")
         assert ask(f"{address}/v1/models")["data"][0]["id"] == "fake"
         answer = ask(f"{address}/v1/completions", QUESTION)

@@ -37,6 +37,8 @@ from serving import (
 )
 from serving.dialect import Command, Dialect, Seen
 from serving.engine import HasMetrics
+from serving.fake_model import FakeConfig
+from serving.fake_server import FakeServer
 from serving.http_config import HttpEngineConfig
 from serving.http_engine import HttpEngine, ServerKind
 from serving.http_server import Server
@@ -539,7 +541,7 @@ async def test_a_key_in_a_broken_answer_is_not_told(
     # the last one makes it wait for the server, which says why it cannot be asked
     told.loading = '{"error":{"message":"sk-secret is not awake"}}'
     told.is_ready = False
-    with pytest.raises(EngineDead, match=r"did not answer within 2 s: \*\*\* is not awake"):
+    with pytest.raises(EngineDead, match=r"was not ready within 2 s: \*\*\* is not awake"):
         await engine.generate(ask("openai", 1))
 
 
@@ -729,8 +731,52 @@ async def test_thoughts_that_leave_no_room_for_an_answer_are_told_at_the_start(
 async def test_a_model_that_the_server_does_not_know_is_told_at_the_start(stage: Stage) -> None:
     told = await stage.server("ollama")
     told.answer = refusing("404 Not Found", '{"error":"model \'smollm2-135m\' not found"}')
-    with pytest.raises(EngineDead, match="model 'smollm2-135m' not found"):
+    with pytest.raises(EngineDead, match=r"'smollm2-135m' not found \(404\): .* served_model$"):
         await stage.open("ollama", told.url)
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", "405 Not Allowed", "501 Not Implemented"])
+async def test_a_server_of_another_kind_ends_a_start_at_once(status: str, stage: Stage) -> None:
+    told = await stage.server("llama_server")
+    told.refused["/health"] = (status, '{"detail":"Not there"}')
+    said = rf"{told.url}/health: Not there \({status[:3]}\): is `kind` right, and the url without"
+    with pytest.raises(EngineDead, match=said):
+        await stage.open("llama_server", told.url)
+    assert len(told.asked) == 1
+
+
+async def test_a_question_that_has_no_page_names_it(stage: Stage) -> None:
+    told = await stage.server("llama_server")
+    told.answer = refusing("404 Not Found", '{"detail":"Not Found"}')
+    said = rf"{told.url}/completion: Not Found \(404\): is `kind` right"
+    with pytest.raises(EngineDead, match=said):
+        await stage.open("llama_server", told.url)
+    assert len(told.questions) == 1
+
+
+async def test_a_known_server_whose_proxy_lost_it_is_waited_for(
+    stage: Stage, ask: MakeRequest
+) -> None:
+    told, engine = await stage.pair("llama_server", restarts=5)
+    await told.stop()
+    with pytest.raises(EngineUnavailable):
+        await engine.generate(ask("llama_server"))
+    told.refused["/health"] = ("404 Not Found", "404 page not found")
+    await told.start()
+    told.asked.clear()
+    await until(lambda: len(told.asked) > 1)
+    told.refused.clear()
+    assert (await engine.generate(ask("llama_server", 1))).text == "e2e4"
+
+
+async def test_https_at_an_http_server_is_named(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.http_engine.URL_START_S", 0.3)
+    async with FakeServer(FakeConfig(dialects=("llama_server",))) as server:
+        url = server.url.replace("http:", "https:")
+        with pytest.raises(EngineDead, match=r"does not speak https .*: is it http\?$"):
+            await stage.open("llama_server", url)
 
 
 # cancelling, deadlines, stalls
@@ -1040,7 +1086,8 @@ async def test_a_server_that_does_not_come_back_is_dead_for_good(
         await engine.generate(ask("vllm_server"))
     for number in (1, 2):
         with pytest.raises(
-            EngineDead, match=r"did not answer within 0.4 s: no connection"
+            EngineDead,
+            match=r"did not answer within 0.4 s: no connection to 127\.0\.0\.1:\d+: Connection ref",
         ) as caught:
             await engine.generate(ask("vllm_server", number))
         assert caught.value.final
@@ -1473,6 +1520,29 @@ async def test_priming_counts_in_no_figure(stage: Stage, ask: MakeRequest) -> No
     await engine.close()
     last = await newest(engine, lambda snapshot: snapshot.running == 2)
     assert (last.prefix_queries, last.prefix_hits, last.rejected) == (10, 5, 0)
+
+
+NONSENSE = (
+    ("200 OK", "data: {nonsense\n\n", "text/event-stream"),
+    ("200 OK", "hello", "text/plain"),
+    ("307 Temporary Redirect", "", "text/plain"),
+)
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+async def test_nonsense_ends_a_probe_at_once_and_no_priming(
+    nonsense: tuple[str, str, str], stage: Stage
+) -> None:
+    told, engine = await stage.pair("vllm_server")
+    answer, first = told.answer, iter([refusing(*nonsense)])
+    told.answer = lambda asked: next(first, answer)(asked)
+    await engine.prime(TokenPrompt((1, 2, 3)))
+    assert len(told.questions) == 2
+    other = await stage.server("vllm_server")
+    other.answer = refusing(*nonsense)
+    with pytest.raises(EngineDead):
+        await stage.open("vllm_server", other.url)
+    assert len(other.questions) == 1
 
 
 async def test_each_cache_is_primed(stage: Stage, ask: MakeRequest) -> None:

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from serving import EngineConfigError, local_directory, resolve
-from serving.models import FORMAT_VERSION, MANIFEST, ModelShape, check_model, shape_of
+from serving.models import (
+    FORMAT_VERSION,
+    MANIFEST,
+    ModelShape,
+    _run_child,
+    check_model,
+    packaged_gguf,
+    shape_of,
+)
 
 
 @pytest.fixture
@@ -109,10 +117,20 @@ def test_two_at_once_convert_once(gguf: Path, converter: Converter) -> None:
     assert converter.runs == 1
 
 
-def test_a_child_that_fails_gives_one_line(gguf: Path) -> None:
+def test_a_child_that_fails_gives_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(EngineConfigError, match="cannot be had: ") as caught:
-        resolve(str(gguf))
+        _run_child("download", "some/model")
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_cut_short_is_to_be_fetched_again(gguf: Path, tmp_path: Path) -> None:
+    whole = packaged_gguf()
+    with whole.open("rb") as file:
+        gguf.write_bytes(file.read(whole.stat().st_size // 2))
+    with pytest.raises(EngineConfigError, match=r"tiny\.gguf': .*cut short.*: fetch it again$"):
+        resolve(str(gguf))
+    assert list((tmp_path / "cache" / "boardfleet" / "models").iterdir()) == []
 
 
 def test_what_is_no_gguf_is_named(tmp_path: Path) -> None:

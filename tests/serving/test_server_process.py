@@ -207,6 +207,7 @@ async def test_what_a_dead_server_started_is_ended_too(launch: Launch) -> None:
         ("no-such-server", "no-such-server: no such program on PATH"),
         ("/no/such/server", "/no/such/server: no such program"),
         (__file__, "no such program"),
+        ("/usr", "/usr: is a directory"),
     ],
 )
 async def test_a_missing_program_is_said_before_anything_is_started(
