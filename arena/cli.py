@@ -70,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
         _add_validate,
         _add_report,
         _add_compare,
+        _add_plan,
+        _add_simulate,
         _add_bench,
         _add_fake_server,
         _add_others,
@@ -159,6 +161,170 @@ def _add_compare(commands: Any) -> None:
     compare.set_defaults(command="compare")
 
 
+def _add_plan(commands: Any) -> None:
+    plan = commands.add_parser(
+        "plan", help="what fits into a memory, what binds first, and what it costs"
+    )
+    plan.add_argument("config", type=Path, nargs="?", help="a TOML file: its engine and workload")
+    plan.add_argument("--engine", metavar="NAME", help="default: the only one that is asked")
+    _add_set(plan)
+    goals = ("throughput", "latency")
+    plan.add_argument("--goal", choices=goals, default=goals[0], help="a fleet, or one person")
+    _add_plan_model(plan.add_argument_group("model, where it is not the config's"))
+    _add_plan_device(plan.add_argument_group("device"))
+    _add_plan_work(plan.add_argument_group("work, where it is not the config's"))
+    _add_plan_cost(plan.add_argument_group("rent or buy, in one currency"))
+    form = plan.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object")
+    form.add_argument("--html", type=Path, metavar="F", help="write a page with charts")
+    plan.set_defaults(command="plan")
+
+
+def _add_plan_model(group: Any) -> None:
+    add = group.add_argument
+    add("--model", metavar="M", help="packaged name, directory, config.json, .gguf file, Hub id")
+    add("--layers", type=int, metavar="N", help="with --kv-heads and --head-size: a given shape")
+    add("--kv-heads", type=int, metavar="N")
+    add("--head-size", type=int, metavar="N")
+    add("--parameters", type=float, metavar="N", help="such as 8e9")
+    add("--active-parameters", type=float, metavar="N", help="that a token passes, with experts")
+    add("--weights", metavar="TYPE", help="fp32, fp16, bf16, fp8, q8, q6, q5 or q4")
+    add("--weights-bytes", metavar="SIZE", help="such as 16GiB")
+    add("--kv-dtype", metavar="TYPE", help="of cached values: fp32, fp16, bf16, fp8, q8 or q4")
+    add("--unit-tokens", type=int, metavar="N", help="reserved at once; the engine's, else 1")
+
+
+def _add_plan_device(group: Any) -> None:
+    add = group.add_argument
+    add("--memory", metavar="SIZE", help="such as 24GiB")
+    add("--memory-fraction", type=float, metavar="X", help="that the engine may take")
+    add("--reserve", metavar="SIZE", help="for neither weights nor KV cache; default: 2GiB")
+    add("--device", metavar="NAME", help="rtx4090, h100, …: memory and speed by its data sheet")
+    add("--tflops", type=float, metavar="X", help="dense, 16 bits")
+    add("--bandwidth", type=float, metavar="GB/S")
+    add("--bench", type=Path, metavar="F", help="measured: what `arena bench shape --json` printed")
+
+
+def _add_plan_work(group: Any) -> None:
+    add = group.add_argument
+    add("--context-tokens", type=int, metavar="N", help="of one sequence, prompt and answer")
+    add("--shared-tokens", type=int, metavar="N", help="that all sequences begin with")
+    add("--uncached-tokens", type=float, metavar="N", help="of a prompt, computed anew")
+    add("--output-tokens", type=float, metavar="N", help="of an answer")
+    add("--agents", type=int, metavar="N", help="each with a sequence of its own")
+    add("--period", type=float, metavar="S", help="between the questions of one agent")
+
+
+def _add_plan_cost(group: Any) -> None:
+    add = group.add_argument
+    add("--price", type=float, metavar="X", help="of a card; default: an illustration")
+    add("--rent", type=float, nargs="+", metavar="X", help="of one like it, an hour")
+    add("--running", type=float, metavar="X", help="power and hosting, an hour of use")
+    add("--hours-per-week", type=float, metavar="X")
+    add("--runs", type=Path, metavar="DIR", help="measured there: a run, or a folder of runs")
+
+
+def _add_simulate(commands: Any) -> None:
+    kinds = commands.add_parser(
+        "simulate", help="what batching, paging, admission and routing are worth, on paper"
+    ).add_subparsers(required=True, metavar="KIND")
+    _add_simulate_batching(_simulation(kinds, "batching", "static against continuous batching"))
+    _add_simulate_paging(_simulation(kinds, "paging", "the KV cache reserved by units, and whole"))
+    load = _simulation(kinds, "overload", "more moves than an engine can make, with a cap and not")
+    load.add_argument("--load", type=float, default=2.0, help="times the capacity")
+    load.add_argument("--seconds", type=float, default=30.0, help="of the overload")
+    _add_simulated_engine(load)
+    _add_simulate_fleet(_simulation(kinds, "fleet", "many seats on many GPUs, routed by match"))
+
+
+def _simulation(kinds: Any, name: str, about: str) -> argparse.ArgumentParser:
+    kind: argparse.ArgumentParser = kinds.add_parser(name, help=about)
+    kind.add_argument("--seed", type=int, default=0)
+    kind.add_argument(
+        "--from-run",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="take steps and moves from a run's folder; again for more of them",
+    )
+    kind.add_argument("--engine", metavar="NAME", help="which engine of the run; default: its one")
+    form = kind.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object")
+    form.add_argument("--html", type=Path, metavar="F", help="write a page with charts")
+    kind.set_defaults(command="simulate", kind=name)
+    return kind
+
+
+_LENGTHS = "150, 40-200, 85%%:40-200,15%%:400-1000, or mixed (that one), or talks"
+
+
+def _add_simulate_batching(kind: argparse.ArgumentParser) -> None:
+    add = kind.add_argument
+    add("--requests", type=int, default=600)
+    add("--slots", type=int, help="requests in a step at most; default: 8, or the run's")
+    add("--token-ms", type=float, help="a step of one request; default: 8")
+    add("--growth", type=float, help="share of that for each further request; default: 0")
+    add("--prompt-token-ms", type=float, help="for each prompt token computed; default: 0")
+    add("--arrivals", choices=("poisson", "burst", "closed"), default="poisson")
+    add("--rate", type=float, help="arrivals a second; default: 12")
+    add("--burst", type=int, help="arrivals at once, with --arrivals burst; default: 32")
+    add("--clients", type=int, help="with --arrivals closed; default: 16")
+    add("--think-seconds", type=float, help="from an answer to a client's next question")
+    add("--lengths", metavar="L", help=f"tokens of an answer: {_LENGTHS}; default: mixed")
+    add("--prompt-tokens", type=int, help="of each prompt; default: 0")
+    add("--shared-tokens", type=int, help="of these, the same in all prompts; default: 0")
+    add("--block-tokens", type=int, help="of a block of the prefix cache; default: 16")
+    add("--no-prefix-cache", dest="prefix_cache", action="store_false")
+    add("--max-queued", type=int, help="requests that may wait; default: any number")
+    add("--seeds", type=int, default=1, help="repeat with so many seeds, and tell the 95 %% band")
+
+
+def _add_simulate_paging(kind: argparse.ArgumentParser) -> None:
+    add = kind.add_argument
+    add("--requests", type=int, default=20_000)
+    add("--limit", type=int, default=4096, help="tokens that a request may hold")
+    add("--lengths", metavar="L", help=f"tokens that requests hold: {_LENGTHS}; default: talks")
+    add("--units", type=int, nargs="+", default=[1024, 256, 64, 16], metavar="TOKENS")
+    add("--memory", default="60GiB", help="for the KV cache")
+    add("--kv-bytes-per-token", type=int, default=524_288, help="`arena plan` tells a model's")
+
+
+def _add_simulated_engine(kind: argparse.ArgumentParser) -> None:
+    add = kind.add_argument
+    add("--slots", type=int, help="requests in a step at most; default: 256, or the run's")
+    add("--slo-seconds", type=float, help="a move in time; default: 1, or the run's")
+    add("--step-ms", type=float, help="a step takes at least; default: assumed, an 8B on an H100")
+    add("--token-us", type=float, help="and for each token computed")
+    add("--request-us", type=float, help="and for each request in it")
+    add("--uncached-tokens", type=int, help="prompt tokens that a move computes; default: 26")
+    add("--output-tokens", type=int, help="tokens that a move writes; default: 5")
+
+
+def _add_simulate_fleet(kind: argparse.ArgumentParser) -> None:
+    add = kind.add_argument
+    add("--seats", type=int, default=100_000)
+    add(
+        "--gpus",
+        type=int,
+        help="default: the fewest that keep 95 %% of the moves in time, and of the pace",
+    )
+    add("--routing", choices=("hash", "bounded", "even"), default="hash", help="of matches to GPUs")
+    add("--period-seconds", type=float, help="a seat moves so often; default: 1, or the run's")
+    add("--seconds", type=float, default=10.0, help="simulated of each GPU")
+    add("--sample", type=int, default=16, help="GPUs simulated; each stands for those like it")
+    add(
+        "--against",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="forecast this run too, from --from-run alone, and say how far off it is; again for "
+        "more. Exit code 1 where it is more than 30 %%",
+    )
+    _add_simulated_engine(kind)
+
+
 def _add_bench(commands: Any) -> None:
     kinds = commands.add_parser("bench", help="measure the arena itself").add_subparsers(
         required=True, metavar="KIND"
@@ -176,6 +342,20 @@ def _add_bench(commands: Any) -> None:
             kind.add_argument("--seats", type=int, nargs="+", default=[1000, 4000], metavar="N")
             kind.add_argument("--seconds", type=float, default=30.0)
     _add_bench_admission(kinds)
+    _add_bench_forecast(kinds)
+
+
+def _add_bench_forecast(kinds: Any) -> None:
+    kind = kinds.add_parser(
+        "forecast", help="how far off a simulation of an engine is: exit code 1 over 30 %%"
+    )
+    kind.add_argument("config", type=Path, help="a TOML file with the engine")
+    kind.add_argument("--engine", required=True, metavar="NAME")
+    _add_set(kind)
+    kind.add_argument("--seconds", type=float, default=4.0, help="of one cell")
+    kind.add_argument("--rounds", type=int, default=8, help="of five cells each")
+    kind.add_argument("--json", action="store_true", help="print one JSON object")
+    kind.set_defaults(command="bench_forecast")
 
 
 def _add_bench_admission(kinds: Any) -> None:

@@ -10,18 +10,26 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from arena import (
     bench,
+    chart_page,
     compare,
     compare_page,
+    forecast,
     overload,
     page,
+    plan,
+    plan_page,
     preflight,
     report,
     runner,
+    simulate,
+    simulate_fleet,
+    simulate_page,
     spectator,
     store,
     terminal,
@@ -158,7 +166,7 @@ def _report(parsed: argparse.Namespace) -> int:
 def _compare(parsed: argparse.Namespace) -> int:
     config = configs.load(parsed.config, parsed.set)
     if parsed.html is not None:
-        compare_page.check(parsed.html)
+        chart_page.check(parsed.html)
     with contextlib.ExitStack() as stack:
         logs = parsed.logs or Path(tempfile.mkdtemp(prefix="arena-compare-"))
         if parsed.logs is None:
@@ -204,6 +212,52 @@ async def _comparing(
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     announce = terminal.view_for("plain").announce
     return await compare.run(config, names, options, announce=announce, stop=stop)
+
+
+def _simulate(parsed: argparse.Namespace) -> int:
+    if parsed.html is not None:
+        chart_page.check(parsed.html)
+    result = _simulated(parsed)
+    if parsed.html is not None:
+        simulate_page.write(parsed.html, result)
+        print(f"written: {parsed.html}", file=sys.stderr)
+    elif parsed.json:
+        _print_json(result)
+    else:
+        terminal.print_simulation(result, sys.stdout)
+    return OK if simulate_fleet.all_within(result.get("against", ())) else CHECK_FAILED
+
+
+def _simulated(parsed: argparse.Namespace) -> dict[str, Any]:
+    def options(kind: type[_T]) -> _T:
+        names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+        return kind(**{name: getattr(parsed, name) for name in names})
+
+    if parsed.kind == "batching":
+        return simulate.batching(options(simulate.BatchingOptions))
+    if parsed.kind == "paging":
+        return simulate.paging(options(simulate.PagingOptions))
+    engine = options(simulate_fleet.EngineOptions)
+    if parsed.kind == "overload":
+        return simulate_fleet.overload(options(simulate_fleet.OverloadOptions), engine)
+    return simulate_fleet.fleet(options(simulate_fleet.FleetOptions), engine)
+
+
+def _plan(parsed: argparse.Namespace) -> int:
+    if parsed.html is not None:
+        chart_page.check(parsed.html)
+    if parsed.config is None and parsed.set:
+        raise ConfigError("--set: changes a config; give the config too")
+    config = None if parsed.config is None else configs.load(parsed.config, parsed.set)
+    result = plan.build(plan.ask_of(config, parsed))
+    if parsed.html is not None:
+        plan_page.write(parsed.html, result)
+        print(f"written: {parsed.html}", file=sys.stderr)
+    elif parsed.json:
+        _print_json(result)
+    else:
+        terminal.print_plan(result, sys.stdout)
+    return OK
 
 
 def _fake_server(parsed: argparse.Namespace) -> int:
@@ -292,6 +346,26 @@ def _bench_admission(parsed: argparse.Namespace) -> int:
     return _show_bench(result, parsed)
 
 
+def _bench_forecast(parsed: argparse.Namespace) -> int:
+    config = configs.load(parsed.config, parsed.set)
+    try:
+        with tempfile.TemporaryDirectory() as logs:
+            measuring = forecast.measure(
+                config,
+                parsed.engine,
+                logs=Path(logs),
+                seconds=parsed.seconds,
+                rounds=parsed.rounds,
+                announce=terminal.view_for("plain").announce,
+            )
+            result = _run_terminable(measuring)
+    except EngineError as error:
+        print(f"arena: {error}", file=sys.stderr)
+        return ENGINE_FAILED
+    _show_bench(result, parsed)
+    return OK if simulate_fleet.all_within(result["cells"]) else CHECK_FAILED
+
+
 def _show_bench(result: dict[str, Any], parsed: argparse.Namespace) -> int:
     if parsed.json:
         _print_json(result)
@@ -341,12 +415,15 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
         "validate": _validate,
         "report": _report,
         "compare": _compare,
+        "plan": _plan,
+        "simulate": _simulate,
         "fake_server": _fake_server,
         "bench_games": _bench_games,
         "bench_overhead": _bench_overhead,
         "bench_pace": _bench_pace,
         "bench_dashboard": _bench_dashboard,
         "bench_admission": _bench_admission,
+        "bench_forecast": _bench_forecast,
         "reference": _reference,
     }.items()
 }

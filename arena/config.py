@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
 
 from agents import AGENT_KINDS, LlmConfig, parse_agent_config
 from games import Game, Start, load_game, split_game
@@ -504,6 +512,19 @@ def _check_queues(config: RunConfig) -> None:
 def _num_matches(config: RunConfig) -> int:
     agents, cup = len(config.agents), config.tournament
     return agents * (agents - 1) * cup.pairs * len(cup.games)
+
+
+def byte_size(option: str, text: str) -> int:
+    """Bytes of a size such as "24GiB"; ConfigError naming the option."""
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        raise ConfigError(f"{option}: {text!r} is no size; write it like 24GiB") from None
+
+
+def engine_fragment(name: str, knobs: Mapping[str, int]) -> str:
+    """Knobs of an engine as TOML to paste."""
+    return tomli_w.dumps({"engines": {name: dict(knobs)}})
 
 
 def reference() -> str:

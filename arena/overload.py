@@ -56,7 +56,7 @@ async def measure(
     ConfigError before the engine starts, EngineError where it cannot be measured.
     """
     _check(config, name, seconds, repeats, load)
-    engine, workload = await asyncio.to_thread(_prepare, config, name, logs)
+    engine, workload = await asyncio.to_thread(prepare, config, name, logs)
     try:
         announce(f"starting engine {name} ({engine.kind})")
         await engine.open()
@@ -91,7 +91,7 @@ def _check(config: RunConfig, name: str, seconds: float, repeats: int, load: flo
         raise ConfigError(f"--engine {name}: no engine is named so; engines: {known}")
 
 
-def _prepare(config: RunConfig, name: str, logs: Path) -> tuple[Engine, Workload]:
+def prepare(config: RunConfig, name: str, logs: Path) -> tuple[Engine, Workload]:
     """The engine, not started, without a limit before it and with room for all that is ever asked;
     and what to ask. Blocks."""
     settings = config.engine(name)
@@ -168,7 +168,7 @@ class _Trial:
         run = await asker.open_loop(items, self._seconds)
         _raise_if_dead(asker)
         caps = [change.cap for change in limited.admission_history]
-        return {**_figures(run, self._slo_s, self._seconds, capacity), "caps": caps}
+        return {**figures(run, self._slo_s, self._seconds, capacity), "caps": caps}
 
     async def _ready(self, limited: Limited) -> Asker:
         asker = Asker(limited, self._seconds + _DRAIN_S)
@@ -200,7 +200,8 @@ def _endless(matches: Sequence[Sequence[WorkItem]]) -> Iterator[WorkItem]:
                     yield replace(item, match_id=f"{item.match_id}/{again}") if again else item
 
 
-def _figures(run: Measurement, slo_s: float, seconds: float, capacity: float) -> dict[str, Any]:
+def figures(run: Measurement, slo_s: float, seconds: float, capacity: float) -> dict[str, Any]:
+    """What came in time of an open loop of `seconds`; rates in moves a second."""
     in_time = [a for a in run.answers if a.fault is None and a.done - a.due <= slo_s]
     half = run.began + seconds / 2
     late_per_s = sum(a.due >= half for a in in_time) / (seconds / 2)

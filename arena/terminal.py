@@ -26,6 +26,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from arena import plan_text, simulate_text
 from arena.compare_text import (
     CELL_HEADINGS,
     agreement_texts,
@@ -770,6 +771,40 @@ def _compare_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[s
     return table
 
 
+def print_plan(plan: Mapping[str, Any], out: TextIO) -> None:
+    """A plan as tables and lines, and the TOML to paste."""
+    page = io.StringIO()  # rich would end the process where a pipe breaks
+    is_terminal = out.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else 120
+    console = Console(file=page, highlight=False, width=width, force_terminal=is_terminal)
+    console.print(Text(_safe(plan_text.title(plan)), style="bold"))
+    known = _table("", "", "")
+    known.show_header = False
+    for name, value in plan_text.facts(plan):
+        known.add_row(name, Text(_safe(value)))
+    console.print(known)
+    _print_lines(console, "Warnings", plan["warnings"])
+    _print_lines(console, "Notes", plan["notes"])
+    _print_lines(console, "Advice", plan_text.advice(plan))
+    console.print()
+    console.print(Text(plan["toml"].rstrip()))
+    _print_lines(console, "Rent or buy", plan_text.rent_lines(plan))
+    steps = f"Decode steps, {plan_text.step_note(plan)}" if plan["roofline"] else ""
+    for title, headings, rows in (
+        ("", plan_text.RENT_HEADINGS, plan_text.rent_rows(plan)),
+        ("Agents by the tokens of each", plan_text.CONTEXT_HEADINGS, plan_text.context_rows(plan)),
+        ("Agents by the unit of allocation", plan_text.UNIT_HEADINGS, plan_text.unit_rows(plan)),
+        (steps, plan_text.STEP_HEADINGS, plan_text.step_rows(plan)),
+    ):
+        if rows:
+            table = _table(title, *headings, right=headings)
+            for row in rows:
+                table.add_row(*row)
+            console.print()
+            console.print(table)
+    out.write(page.getvalue())
+
+
 def _print_lines(console: Console, title: str, lines: Iterable[str]) -> None:
     """A title and its lines; nothing where there are none."""
     shown = list(map(_safe, lines))
@@ -778,3 +813,21 @@ def _print_lines(console: Console, title: str, lines: Iterable[str]) -> None:
         console.print(Text(title, style="bold"))
         for line in shown:
             console.print(Text(line))
+
+
+def print_simulation(result: Mapping[str, Any], out: TextIO) -> None:
+    """A simulation as tables and lines."""
+    page = io.StringIO()  # rich would end the process where a pipe breaks
+    is_terminal = out.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else 120
+    console = Console(file=page, highlight=False, width=width, force_terminal=is_terminal)
+    summary = _safe(simulate_text.summary_text(result))
+    console.print(Text.assemble((simulate_text.title(result), "bold"), ": ", summary))
+    for told in simulate_text.tables(result):
+        table = _table(told.title, *told.columns, right=told.columns[1:])
+        for row in told.rows:
+            table.add_row(*(Text(_safe(cell)) for cell in row))
+        console.print()
+        console.print(table)
+    _print_lines(console, "What it says", simulate_text.lines(result))
+    out.write(page.getvalue())

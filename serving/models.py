@@ -23,6 +23,7 @@ from typing import Any, Literal
 import structlog
 
 from serving.config import PACKAGED_MODEL, EngineConfigError
+from serving.model_shapes import cache_of, text_settings
 from serving.process import last_error
 from serving.user_cache import bytecode_environment, cache_directory, cache_home
 
@@ -61,7 +62,7 @@ class ModelShape:
 
     context_tokens: int | None
     kv_bytes_per_token: int | None
-    """At 2 bytes a value: 2 (K and V) x layers x KV heads x head size x 2. None: not derivable."""
+    """At 2 bytes a value, while every layer keeps the token. None: not derivable."""
 
 
 def resolve(model: str) -> ResolvedModel:
@@ -120,7 +121,7 @@ def shape_of(model: str) -> ModelShape | None:
     directory = local_directory(model)
     if directory is None:
         return None
-    settings = _model_settings(directory / "config.json")
+    settings = model_settings(directory / "config.json")
     return _shape(settings)
 
 
@@ -162,7 +163,7 @@ def _check_converter() -> None:
 
 
 def _check_directory(path: Path) -> None:
-    _model_settings(path / "config.json")
+    model_settings(path / "config.json")
     if not any(next(path.glob(pattern), None) for pattern in _WEIGHTS):
         raise EngineConfigError(
             f"model directory {str(path)!r} has no weights ({', '.join(_WEIGHTS)}): download them"
@@ -174,7 +175,8 @@ def _check_directory(path: Path) -> None:
         )
 
 
-def _model_settings(file: Path) -> dict[str, Any]:
+def model_settings(file: Path) -> dict[str, Any]:
+    """A model's config.json; raises EngineConfigError where it is none."""
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -189,16 +191,11 @@ def _model_settings(file: Path) -> dict[str, Any]:
 
 
 def _shape(settings: dict[str, Any]) -> ModelShape:
-    text = settings.get("text_config", settings)
-    context = text.get("max_position_embeddings")
-    layers, heads = text.get("num_hidden_layers"), text.get("num_attention_heads")
-    kv_heads = text.get("num_key_value_heads") or heads
-    head_size = text.get("head_dim")
-    if head_size is None and heads and text.get("hidden_size"):
-        head_size = text["hidden_size"] // heads
-    kv_bytes = None
-    if layers and kv_heads and head_size:
-        kv_bytes = 2 * layers * kv_heads * head_size * 2
+    context = text_settings(settings).get("max_position_embeddings")
+    try:
+        kv_bytes = cache_of(settings).shape.bytes_per_token()
+    except ValueError:
+        kv_bytes = None
     return ModelShape(context if isinstance(context, int) else None, kv_bytes)
 
 

@@ -1,0 +1,607 @@
+"""`arena plan`: what fits, what binds first and what it costs, before anything starts.
+
+Gathers what is known of a model, a device, a config and past runs, and lays the arithmetic of
+`serving.capacity` and `serving.cost` on it. An estimate is called one.
+"""
+
+import argparse
+import json
+import math
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from arena import config as configs
+from arena.config import ConfigError, RunConfig
+from arena.plan_advice import (
+    Goal,
+    Limits,
+    engine_advice,
+    goal_texts,
+    suggest,
+    warnings,
+)
+from arena.plan_cost import CostAsk, rent_or_buy
+from arena.plan_workload import Workload, demand_of, tokens_of, uncached_tokens
+from serving import EngineConfig, EngineConfigError
+from serving.capacity import (
+    BANDWIDTH_SHARE,
+    BITS,
+    COMPUTE_SHARE,
+    DEVICES,
+    MOST_BYTES,
+    MOST_TOKENS,
+    Device,
+    Model,
+    Roofline,
+    agents_in_time,
+    dtype_of,
+    fitting,
+    plain_shape,
+    roofline_of,
+    weights_bytes,
+)
+from serving.kv_pool import Memory, Pool, PoolAsk, pool_of
+from serving.model_facts import facts_of
+from serving.remedies import CONSTRAINED_OUTPUT_TOKENS
+from serving.sglang import SglangConfig
+from serving.vllm_config import VllmConfig
+from serving.vllm_server import VllmServerConfig
+
+SCHEMA_VERSION = 1
+RESERVE_BYTES = 2 << 30
+"""Of a device's memory, for its runtime and for activations: assumed."""
+DEFAULT_CONTEXT = 4096
+"""Tokens of a sequence where neither a config nor the command line says it."""
+CONTEXTS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
+UNITS = (1, 16, 32, 64, 128, 256, 1024)
+KV_DTYPES = ("fp32", "fp16", "bf16", "fp8", "q8", "q4")
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompting:
+    """What the command line says of the work; None: the config's, or not known."""
+
+    context_tokens: int | None = None
+    shared_tokens: int | None = None
+    uncached_tokens: float | None = None
+    output_tokens: float | None = None
+    agents: int | None = None
+    period_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAsk:
+    """The model as the command line gives it."""
+
+    name: str | None = None
+    layers: int | None = None
+    kv_heads: int | None = None
+    head_size: int | None = None
+    parameters: float | None = None
+    active_parameters: float | None = None
+    weights_dtype: str | None = None
+    weights_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAsk:
+    """The device as the command line gives it."""
+
+    name: str | None = None
+    memory_bytes: int | None = None
+    memory_fraction: float | None = None
+    reserve_bytes: int | None = None
+    tflops: float | None = None
+    gbytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAsk:
+    """All that `arena plan` is asked."""
+
+    config: RunConfig | None = None
+    engine: str | None = None
+    model: ModelAsk = ModelAsk()
+    device: DeviceAsk = DeviceAsk()
+    prompting: Prompting = Prompting()
+    cost: CostAsk = field(default_factory=CostAsk)
+    kv_dtype: str | None = None
+    unit_tokens: int | None = None
+    bench: Path | None = None
+    goal: Goal = "throughput"
+
+
+def ask_of(config: RunConfig | None, parsed: argparse.Namespace) -> PlanAsk:
+    """What the command line asks; ConfigError for a size that is none."""
+
+    def size(option: str) -> int | None:
+        text = getattr(parsed, option.removeprefix("--").replace("-", "_"))
+        return None if text is None else configs.byte_size(option, text)
+
+    cost = CostAsk()
+    return PlanAsk(
+        config,
+        parsed.engine,
+        ModelAsk(
+            parsed.model,
+            parsed.layers,
+            parsed.kv_heads,
+            parsed.head_size,
+            parsed.parameters,
+            parsed.active_parameters,
+            parsed.weights,
+            size("--weights-bytes"),
+        ),
+        DeviceAsk(
+            parsed.device,
+            size("--memory"),
+            parsed.memory_fraction,
+            size("--reserve"),
+            parsed.tflops,
+            parsed.bandwidth,
+        ),
+        Prompting(
+            parsed.context_tokens,
+            parsed.shared_tokens,
+            parsed.uncached_tokens,
+            parsed.output_tokens,
+            parsed.agents,
+            parsed.period,
+        ),
+        CostAsk(
+            cost.price if parsed.price is None else parsed.price,
+            cost.rents if parsed.rent is None else tuple(parsed.rent),
+            cost.running_per_hour if parsed.running is None else parsed.running,
+            parsed.hours_per_week,
+            parsed.runs,
+        ),
+        parsed.kv_dtype,
+        parsed.unit_tokens,
+        parsed.bench,
+        parsed.goal,
+    )
+
+
+def build(ask: PlanAsk) -> dict[str, Any]:
+    """The plan as JSON has it. ConfigError or StoreError, one line, where it cannot be made."""
+    try:
+        return _build(ask)
+    except (EngineConfigError, OverflowError) as error:
+        raise ConfigError(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a plan is made from."""
+
+    engine: str | None
+    model: Model
+    memory: Memory | None
+    devices: int
+    device: Device | None
+    pool: Pool
+    workload: Workload
+
+
+def _build(ask: PlanAsk) -> dict[str, Any]:
+    _check_numbers(ask)
+    known = _known(ask)
+    model, pool, workload = known.model, known.pool, known.workload
+    per_token = model.shape.bytes_per_token(pool.kv_dtype)
+    shared, unshared = _fit(known), _fit(known, is_alone=True)
+    if max(shared, unshared) < 1:
+        raise ConfigError(
+            f"memory: a KV cache of {pool.kv_bytes / 2**30:.2f} GiB holds no sequence of "
+            f"{workload.context_tokens:,} tokens at {per_token:,} bytes each: give more --memory, "
+            "fewer --context-tokens, or a smaller --kv-dtype"
+        )
+    roof = None if known.device is None else roofline_of(model, per_token, known.device)
+    compute = _compute(ask, workload, roof, shared)
+    limits = Limits(
+        shared,
+        None if roof is None else roof.ridge(workload.context_tokens),
+        compute["requests_per_s"],
+        ask.config.slo.move_seconds if ask.config else 1.0,
+    )
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": ask.config.name if ask.config else model.name,
+        "engine": known.engine,
+        "goal": ask.goal,
+        "model": _model_data(model),
+        **_sizes(model, pool),
+        "memory": _memory_data(known),
+        "workload": asdict(workload),
+        "agents_fit": {"shared": shared, "unshared": unshared},
+        "by_context": _by_context(known),
+        "by_unit": _by_unit(known),
+        "compute": compute,
+        "roofline": _roofline(roof, workload, shared),
+        "binding": _binding(workload, shared, compute["agents"]),
+        **_advice(ask.goal, known, limits),
+        "warnings": list(warnings(workload, pool, model, shared, compute["agents"])),
+        "notes": _notes(known, roof),
+        "rent_or_buy": rent_or_buy(ask.cost),
+    }
+
+
+def _known(ask: PlanAsk) -> _Known:
+    name = _engine_name(ask)
+    engine = None if name is None or ask.config is None else ask.config.engine(name)
+    model = _model(ask.model, engine)
+    devices: int = getattr(engine, "tensor_parallel", 1)
+    device = _device(ask.device, devices)
+    memory = _memory(ask.device, device)
+    pool = pool_of(engine, model, PoolAsk(memory, ask.kv_dtype, ask.unit_tokens))
+    return _Known(name, model, memory, devices, device, pool, _workload(ask, name, pool))
+
+
+def _advice(goal: Goal, known: _Known, limits: Limits) -> dict[str, Any]:
+    suggestion = suggest(goal, known.workload, limits, known.model, known.pool)
+    kinds, reason = engine_advice(goal, known.workload, limits.fit)
+    return {
+        "suggest": asdict(suggestion),
+        "toml": configs.engine_fragment(known.engine or "main", asdict(suggestion)),
+        "goal_advice": list(goal_texts(goal, suggestion, limits)),
+        "engine_advice": {"kinds": list(kinds), "reason": reason},
+    }
+
+
+def _notes(known: _Known, roof: Roofline | None) -> list[str]:
+    notes = list(known.model.notes)
+    if known.device is not None and roof is None:
+        notes.append("how fast it computes needs the number of its weights: give --parameters")
+    return notes
+
+
+# what is known
+
+
+_POSITIVE = (
+    ("--layers", "model", "layers", 1 << 20),
+    ("--kv-heads", "model", "kv_heads", 1 << 20),
+    ("--head-size", "model", "head_size", 1 << 20),
+    ("--parameters", "model", "parameters", 1e15),
+    ("--active-parameters", "model", "active_parameters", 1e15),
+    ("--weights-bytes", "model", "weights_bytes", MOST_BYTES),
+    ("--memory", "device", "memory_bytes", MOST_BYTES),
+    ("--memory-fraction", "device", "memory_fraction", 1),
+    ("--tflops", "device", "tflops", 1e9),
+    ("--bandwidth", "device", "gbytes_per_s", 1e9),
+    ("--context-tokens", "prompting", "context_tokens", MOST_TOKENS),
+    ("--agents", "prompting", "agents", 1e12),
+    ("--output-tokens", "prompting", "output_tokens", 1e9),
+)
+_NOT_NEGATIVE = (
+    ("--reserve", "device", "reserve_bytes", MOST_BYTES),
+    ("--shared-tokens", "prompting", "shared_tokens", MOST_TOKENS),
+    ("--uncached-tokens", "prompting", "uncached_tokens", 1e9),
+    ("--period", "prompting", "period_s", 1e9),
+    ("--hours-per-week", "cost", "hours_per_week", 168),
+)
+
+
+def _check_numbers(ask: PlanAsk) -> None:
+    for options, is_positive in ((_POSITIVE, True), (_NOT_NEGATIVE, False)):
+        for option, part, name, most in options:
+            value = getattr(getattr(ask, part), name)
+            if value is None:
+                continue
+            is_low = value <= 0 if is_positive else value < 0
+            if is_low or not value <= most:
+                least = "more than 0" if is_positive else "0 or more"
+                raise ConfigError(f"{option}: is {value:.10g}; give {least}, at most {most:.10g}")
+    if ask.unit_tokens is not None and not 1 <= ask.unit_tokens <= MOST_TOKENS:
+        raise ConfigError(f"--unit-tokens: is {ask.unit_tokens}; give 1 token or more")
+    for option, dtype in (("--kv-dtype", ask.kv_dtype), ("--weights", ask.model.weights_dtype)):
+        if dtype is not None:
+            try:
+                dtype_of(dtype)
+            except ValueError as error:
+                raise ConfigError(f"{option}: {error}") from None
+
+
+def _engine_name(ask: PlanAsk) -> str | None:
+    if ask.config is None:
+        if ask.engine is not None:
+            raise ConfigError("--engine: names an engine of a config; give the config too")
+        return None
+    used = ask.config.used_engines()
+    if ask.engine is not None:
+        if ask.engine not in ask.config.engines:
+            known = ", ".join(ask.config.engines) or "none"
+            raise ConfigError(f"--engine: no engine is named {ask.engine!r}; engines: {known}")
+        return ask.engine
+    if len(used) != 1:
+        told = f"these are asked: {', '.join(used)}" if used else "no agent asks one"
+        raise ConfigError(f"--engine: is missing, and {told}; name the one to plan for")
+    return used[0]
+
+
+def _model(ask: ModelAsk, engine: EngineConfig | None) -> Model:
+    name = ask.name or getattr(engine, "model", None)
+    given = (ask.layers, ask.kv_heads, ask.head_size)
+    if any(value is not None for value in given):
+        if ask.layers is None or ask.kv_heads is None or ask.head_size is None:
+            raise ConfigError("--layers, --kv-heads and --head-size: give all three, or none")
+        shape = plain_shape(ask.layers, ask.kv_heads, ask.head_size)
+        model = Model(name or "given shape", shape, source="the command line")
+    elif name is None:
+        raise ConfigError(
+            "--model: is missing; name one, or give --layers, --kv-heads and --head-size"
+        )
+    else:
+        copies = isinstance(engine, VllmConfig | VllmServerConfig | SglangConfig)
+        model = facts_of(name, as_gguf=not copies)
+    return _with_weights(model, ask, engine)
+
+
+def _with_weights(model: Model, ask: ModelAsk, engine: EngineConfig | None) -> Model:
+    """With what the command line says of the weights, or the engine's `dtype`."""
+    if ask.parameters is not None:
+        model = replace(model, parameters=round(ask.parameters))
+    if ask.active_parameters is not None:
+        model = replace(model, active_parameters=round(ask.active_parameters))
+        if model.parameters is not None and round(ask.active_parameters) > model.parameters:
+            raise ConfigError("--active-parameters: is more than there are parameters")
+    dtype = ask.weights_dtype
+    configured = getattr(engine, "dtype", None)
+    if dtype is None and configured not in (None, "auto"):
+        dtype = configured
+    if dtype is None and ask.parameters is not None:
+        dtype = "fp16"
+    if ask.weights_bytes is not None:
+        return replace(model, weights_bytes=ask.weights_bytes)
+    if dtype is None:
+        return model
+    if model.parameters is None:
+        raise ConfigError("--weights: how many weights there are is not known; give --parameters")
+    return replace(model, weights_bytes=weights_bytes(model.parameters, dtype))
+
+
+def _device(ask: DeviceAsk, count: int) -> Device | None:
+    """What computes: so many devices as one, as if talking to each other cost nothing. None:
+    nothing is known of how fast."""
+    known = None
+    if ask.name is not None:
+        known = DEVICES.get(ask.name.lower())
+        if known is None:
+            raise ConfigError(
+                f"--device: {ask.name!r} is not known; use one of {', '.join(DEVICES)}, or give "
+                "--tflops and --bandwidth"
+            )
+    flops = ask.tflops * 1e12 if ask.tflops is not None else known.flops if known else None
+    moved = known.bytes_per_s if known else None
+    if ask.gbytes_per_s is not None:
+        moved = ask.gbytes_per_s * 1e9
+    if flops is None and moved is None:
+        return None
+    if flops is None or moved is None:
+        raise ConfigError("--tflops and --bandwidth: give both, of the device's data sheet")
+    name = known.name if known else "given device"
+    return Device(
+        name if count == 1 else f"{count} of {name}",
+        count * flops,
+        count * moved,
+        known.memory_bytes if known else None,
+    )
+
+
+def _memory(ask: DeviceAsk, device: Device | None) -> Memory | None:
+    total = ask.memory_bytes or (device.memory_bytes if device else None)
+    if total is None:
+        return None
+    reserve = RESERVE_BYTES if ask.reserve_bytes is None else ask.reserve_bytes
+    return Memory(total, reserve, ask.memory_fraction)
+
+
+def _workload(ask: PlanAsk, name: str | None, pool: Pool) -> Workload:
+    """The config's, with what the command line says instead."""
+    said = ask.prompting
+    told: dict[str, Any] = {}
+    if ask.config is not None and name is not None:
+        told |= demand_of(ask.config, name)
+        if said.context_tokens is None:
+            told |= tokens_of(ask.config, name)
+    told |= {key: value for key, value in asdict(said).items() if value is not None}
+    if said.agents is not None:
+        told |= {"streams": said.agents, "sequences": said.agents}
+    workload = replace(
+        Workload(
+            context_tokens=DEFAULT_CONTEXT,
+            shared_tokens=0,
+            uncached_tokens=uncached_tokens(pool, told.get("context_tokens", DEFAULT_CONTEXT)),
+            output_tokens=CONSTRAINED_OUTPUT_TOKENS,
+            streams=None,
+            sequences=None,
+            agents=None,
+            period_s=1.0,
+            source="the command line and defaults",
+        ),
+        **told,
+    )
+    if workload.shared_tokens > workload.context_tokens:
+        raise ConfigError(
+            f"--shared-tokens: {workload.shared_tokens:,} do not fit sequences of "
+            f"{workload.context_tokens:,} tokens; give fewer, or more --context-tokens"
+        )
+    return workload
+
+
+# what fits
+
+
+def _fit(
+    known: _Known,
+    *,
+    tokens: int | None = None,
+    unit: int | None = None,
+    is_alone: bool = False,
+) -> int:
+    """Sequences that fit, of the workload where nothing else is said. `is_alone`: none shares."""
+    pool, shape, work = known.pool, known.model.shape, known.workload
+    unit = unit or pool.unit_tokens
+    length = tokens or work.context_tokens
+    once = 0 if is_alone or not pool.shares_prefix else work.shared_tokens
+    unusable = pool.unusable_units * unit * shape.bytes_per_token(pool.kv_dtype)
+    usable = max(0, pool.kv_bytes - unusable)
+    return fitting(usable, shape, length, min(once, length), unit, pool.kv_dtype)
+
+
+def _by_context(known: _Known) -> list[dict[str, int]]:
+    """Agents by the tokens that each holds. A slot is as long as its sequence."""
+    most = known.model.context_tokens or CONTEXTS[-1]
+    unit = 1 if known.pool.reuse == "slots" else known.pool.unit_tokens
+    return [
+        {
+            "context_tokens": tokens,
+            "shared": _fit(known, tokens=tokens, unit=unit),
+            "unshared": _fit(known, tokens=tokens, unit=unit, is_alone=True),
+        }
+        for tokens in sorted({*(n for n in CONTEXTS if n <= most), known.workload.context_tokens})
+    ]
+
+
+def _by_unit(known: _Known) -> list[dict[str, int]]:
+    """Agents by the unit of allocation; the last reserves the longest sequence at once."""
+    longest = max(known.model.context_tokens or 0, known.workload.context_tokens)
+    return [
+        {
+            "unit_tokens": unit,
+            "shared": _fit(known, unit=unit),
+            "unshared": _fit(known, unit=unit, is_alone=True),
+        }
+        for unit in sorted({*UNITS, known.pool.unit_tokens, longest})
+    ]
+
+
+# how fast
+
+
+def _compute(ask: PlanAsk, workload: Workload, roof: Roofline | None, fit: int) -> dict[str, Any]:
+    """Requests a second of full batches: measured by `arena bench shape`, else estimated."""
+    rate, source = None, None
+    assumptions: list[str] = []
+    if ask.bench is not None:
+        rate, source = _measured(ask.bench), "measured"
+    elif roof is not None:
+        batch = max(1, min(fit, workload.streams or fit))
+        rate = roof.requests_per_s(
+            workload.context_tokens, workload.uncached_tokens, workload.output_tokens, batch
+        )
+        source = "estimate"
+        assumptions = [
+            f"{COMPUTE_SHARE:.0%} of {roof.device.name}'s {roof.device.flops / 1e12:g} TFLOPS",
+            f"{BANDWIDTH_SHARE:.0%} of its {roof.device.bytes_per_s / 1e9:g} GB/s",
+            f"batches of {batch}, always full",
+        ]
+    return {
+        "source": source,
+        "requests_per_s": rate,
+        "agents": None if rate is None else agents_in_time(rate, workload.period_s),
+        "assumptions": assumptions,
+    }
+
+
+def _measured(path: Path) -> float:
+    """Moves a second of the best cell of the default shape, in what `arena bench shape --json`
+    wrote: the median of its repeats."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        rates = [
+            median(map(float, cell["moves_per_s"]))
+            for cell in told["cells"]
+            if cell["shape"] == "default" and cell["moves_per_s"]
+        ]
+    except OSError as error:
+        raise ConfigError(f"--bench: {path} cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError):
+        rates = []
+    if not rates or not 0 < max(rates) < math.inf:
+        raise ConfigError(
+            f'--bench: {path} has no cell of the shape "default"; give what `arena bench shape '
+            "--json` printed"
+        )
+    return max(rates)
+
+
+def _roofline(roof: Roofline | None, workload: Workload, fit: int) -> dict[str, Any] | None:
+    """Decode steps by batch."""
+    if roof is None:
+        return None
+    context = workload.context_tokens
+    ridge = roof.ridge(context)
+    batches = sorted({*BATCHES, *([fit] if 0 < fit <= 4 * BATCHES[-1] else [])})
+    return {
+        "device": roof.device.name,
+        "ridge_batch": ridge,
+        "steps": [
+            {
+                "batch": batch,
+                "step_ms": 1000 * (step := roof.step_s(batch, context)),
+                "tokens_per_s": batch / step,
+                "stream_tokens_per_s": 1 / step,
+                "bound": "memory" if roof.is_memory_bound(batch, context) else "compute",
+                "fits": batch <= fit,
+            }
+            for batch in batches
+        ],
+    }
+
+
+def _binding(workload: Workload, fit: int, compute_agents: int | None) -> str | None:
+    """What runs out first as agents are added: "kv" or "compute"; None: not known."""
+    if compute_agents is None:
+        return None
+    agents = fit
+    if workload.agents and workload.sequences:
+        agents = fit * workload.agents // workload.sequences
+    return "kv" if agents <= compute_agents else "compute"
+
+
+# what it is told with
+
+
+def _model_data(model: Model) -> dict[str, Any]:
+    shape = model.shape
+    return {
+        "name": model.name,
+        "source": model.source,
+        "parameters": model.parameters,
+        "active_parameters": model.active_parameters,
+        "context_tokens": model.context_tokens,
+        "window_tokens": shape.window_tokens or None,
+        "is_latent": shape.is_latent,
+        "is_hybrid": shape.is_hybrid,
+    }
+
+
+def _sizes(model: Model, pool: Pool) -> dict[str, Any]:
+    """Of a cached token and of the weights, as they are and by type."""
+    by_dtype = None
+    if model.parameters is not None:
+        by_dtype = {dtype: weights_bytes(model.parameters, dtype) for dtype in BITS}
+    return {
+        "kv_dtype": pool.kv_dtype,
+        "kv_bytes_per_token": model.shape.bytes_per_token(pool.kv_dtype),
+        "kv_bytes_by_dtype": {dtype: model.shape.bytes_per_token(dtype) for dtype in KV_DTYPES},
+        "weights_bytes": model.weights_bytes,
+        "weights_bytes_by_dtype": by_dtype,
+    }
+
+
+def _memory_data(known: _Known) -> dict[str, Any]:
+    """Of all devices together."""
+    memory, pool = known.memory, known.pool
+    return {
+        "total_bytes": None if memory is None else memory.total_bytes * known.devices,
+        "reserve_bytes": None if memory is None else memory.reserve_bytes * known.devices,
+        "kv_bytes": pool.kv_bytes,
+        "kv_tokens": pool.tokens,
+        "unit_tokens": pool.unit_tokens,
+        "reuse": pool.reuse,
+        "source": pool.source,
+    }

@@ -1,0 +1,377 @@
+"""`arena simulate batching` and `paging`: what both are worth, in virtual time.
+
+Nothing is started. One JSON object a kind; the same options and seed give the same object on every
+machine. Where a real run is named, its steps and moves stand in for what would be given.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, get_args
+
+from arena import store
+from arena.calibration import Calibration, calibrate
+from arena.config import ConfigError, byte_size
+from arena.distribution import percentile, summary
+from serving.batching import (
+    Arrivals,
+    ClosedLoop,
+    Job,
+    Lengths,
+    QueueCap,
+    Server,
+    Source,
+    Trace,
+    burst_times,
+    parse_lengths,
+    poisson_times,
+    run_continuous,
+    run_static,
+)
+from serving.paging import reserve
+from serving.step_time import StepTime, simple
+
+SCHEMA_VERSION = 1
+ArrivalKind = Literal["poisson", "burst", "closed"]
+ARRIVALS: tuple[ArrivalKind, ...] = get_args(ArrivalKind)
+
+MOST_WORK = 50_000_000
+"""Requests and steps that one simulation may need, about; more would take many minutes."""
+TIMELINE_PARTS = 60
+SHOWN_REQUESTS = 200
+"""Of a timeline by slot."""
+TOKEN_MS, SLOTS, LENGTHS = 8.0, 8, "mixed"
+HELD = "talks"
+RATE, BURST, CLIENTS, BLOCK_TOKENS = 12.0, 32, 16, 16
+"""What is not given."""
+
+
+@dataclass(frozen=True)
+class BatchingOptions:
+    requests: int = 600
+    slots: int | None = None
+    token_ms: float | None = None
+    growth: float | None = None
+    prompt_token_ms: float | None = None
+    arrivals: ArrivalKind = "poisson"
+    rate: float | None = None
+    burst: int | None = None
+    clients: int | None = None
+    think_seconds: float | None = None
+    lengths: str | None = None
+    prompt_tokens: int | None = None
+    shared_tokens: int | None = None
+    block_tokens: int | None = None
+    prefix_cache: bool = True
+    max_queued: int | None = None
+    seed: int = 0
+    seeds: int = 1
+    from_run: Sequence[Path] = ()
+    engine: str | None = None
+
+
+@dataclass(frozen=True)
+class PagingOptions:
+    requests: int = 20_000
+    limit: int = 4096
+    lengths: str | None = None
+    units: Sequence[int] = (1024, 256, 64, 16)
+    memory: str = "60GiB"
+    kv_bytes_per_token: int = 524_288
+    seed: int = 0
+    from_run: Sequence[Path] = ()
+    engine: str | None = None
+
+
+# batching
+
+
+def batching(options: BatchingOptions) -> dict[str, Any]:
+    """Static against continuous batching of the same requests; ConfigError, StoreError."""
+    _check_batching(options)
+    world = _BatchingWorld(options)
+    seeds = range(options.seed, options.seed + options.seeds)
+    told: dict[str, Any] = {}
+    for way, run in (("static", run_static), ("continuous", run_continuous)):
+        traces = (run(world.source(seed), world.server, world.gate()) for seed in seeds)
+        first = next(traces)
+        figures = _batch_figures(first)
+        bands = [figures, *map(_batch_figures, traces)]
+        told[way] = {**figures, "band": _bands(bands), **_timeline(first)}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "batching",
+        "requests": options.requests,
+        "slots": world.server.slots,
+        "arrivals": options.arrivals,
+        "rate": None if options.arrivals == "closed" else world.rate,
+        "clients": world.clients if options.arrivals == "closed" else None,
+        "lengths": world.lengths_text,
+        "step": step_row(world.server.step_time),
+        "prefix_cache": options.prefix_cache,
+        "max_queued": options.max_queued,
+        "seed": options.seed,
+        "seeds": options.seeds,
+        **told,
+    }
+
+
+def _check_batching(options: BatchingOptions) -> None:
+    within("--requests", options.requests, 1, 1_000_000)
+    within("--slots", options.slots, 1, 100_000)
+    within("--token-ms", options.token_ms, 1e-6, 1e6)
+    within("--growth", options.growth, 0, 1)
+    within("--prompt-token-ms", options.prompt_token_ms, 0, 1e6)
+    within("--rate", options.rate, 1e-6, 1e9)
+    within("--burst", options.burst, 1, 1_000_000)
+    within("--clients", options.clients, 1, 100_000)
+    within("--think-seconds", options.think_seconds, 0, 1e6)
+    within("--prompt-tokens", options.prompt_tokens, 0, 10_000_000)
+    within("--shared-tokens", options.shared_tokens, 0, options.prompt_tokens or 0)
+    within("--block-tokens", options.block_tokens, 1, 1_000_000)
+    within("--max-queued", options.max_queued, 0, 1_000_000)
+    within("--seeds", options.seeds, 1, 1000)
+    if options.from_run:
+        refuse_beside_run(options, *_OF_THE_RUN)
+        if not options.prefix_cache:
+            raise ConfigError("--no-prefix-cache: --from-run brings the run's own; leave one out")
+    for name, kinds in _OF_ARRIVALS.items():
+        if getattr(options, name) is not None and options.arrivals not in kinds:
+            option = name.replace("_", "-")
+            raise ConfigError(f"--{option}: is for --arrivals {' or '.join(kinds)}; leave it out")
+
+
+_OF_THE_RUN = (
+    "token_ms",
+    "growth",
+    "prompt_token_ms",
+    "lengths",
+    "prompt_tokens",
+    "shared_tokens",
+    "block_tokens",
+)
+_OF_ARRIVALS: dict[str, tuple[ArrivalKind, ...]] = {
+    "rate": ("poisson", "burst"),
+    "burst": ("burst",),
+    "clients": ("closed",),
+    "think_seconds": ("closed",),
+}
+
+
+class _BatchingWorld:
+    """What is asked, of what."""
+
+    def __init__(self, options: BatchingOptions) -> None:
+        self._options = options
+        self._shapes: tuple[tuple[int, int], ...] = ()
+        self._lengths: Lengths | None = None
+        if options.from_run:
+            seen = calibrated(options.from_run, options.engine)
+            step_time, slots = seen.step_time, seen.settings.max_concurrent
+            self._shapes = seen.shapes
+            self.lengths_text = "as in the run"
+            mean = statistics.fmean(output for _, output in seen.shapes)
+        else:
+            refuse_engine(options.engine)
+            step_time = simple(
+                (options.token_ms or TOKEN_MS) / 1000,
+                growth=options.growth or 0.0,
+                prompt_token_s=(options.prompt_token_ms or 0.0) / 1000,
+            )
+            slots = SLOTS
+            self.lengths_text = options.lengths or LENGTHS
+            self._lengths = _lengths(self.lengths_text)
+            mean = self._lengths.mean
+        if options.requests * options.seeds * (2 + mean) > MOST_WORK:
+            raise ConfigError(
+                f"--requests: {options.requests} of {mean:.0f} tokens on the average, "
+                f"{options.seeds} times, are too much to simulate; give fewer or shorter ones"
+            )
+        self.server = Server(options.slots or slots, step_time, seed=options.seed)
+        self.rate, self.burst = options.rate or RATE, options.burst or BURST
+        self.clients, self.think_s = options.clients or CLIENTS, options.think_seconds or 0.0
+        room = self.server.slots + (math.inf if options.max_queued is None else options.max_queued)
+        if options.arrivals == "closed" and not self.think_s and self.clients > room:
+            raise ConfigError(
+                "--think-seconds: clients who are refused and ask again at once do nothing else; "
+                "give some, or --max-queued that has room for all of them"
+            )
+
+    def gate(self) -> QueueCap:
+        return QueueCap(self._options.max_queued)
+
+    def source(self, seed: int) -> Source:
+        """The requests by one seed, the same for both ways."""
+        options = self._options
+        count = options.requests
+        if options.arrivals == "closed":
+            jobs = self._jobs([0.0] * count, seed)
+            return ClosedLoop(jobs, self.clients, self.think_s, seed=seed)
+        if options.arrivals == "burst":
+            times = burst_times(count, self.rate, self.burst)
+        else:
+            times = poisson_times(count, self.rate, Random(f"arrivals/{seed}"))
+        return Arrivals(self._jobs(times, seed))
+
+    def _jobs(self, times: Sequence[float], seed: int) -> list[Job]:
+        dice = Random(f"lengths/{seed}")
+        if self._lengths is None:
+            return [Job(at, *dice.choice(self._shapes)) for at in times]
+        outputs = self._lengths.draw(len(times), dice)
+        prompts = [self._prompt(number) for number in range(len(times))]
+        return list(map(Job, times, prompts, outputs))
+
+    def _prompt(self, number: int) -> int:
+        """Tokens to compute: whole blocks of what is shared are found, but by the first."""
+        options = self._options
+        prompt, block = options.prompt_tokens or 0, options.block_tokens or BLOCK_TOKENS
+        if not options.prefix_cache or number == 0:
+            return prompt
+        found = (options.shared_tokens or 0) // block * block
+        return prompt - min(found, max(prompt - 1, 0))
+
+
+def _batch_figures(trace: Trace) -> dict[str, Any]:
+    answered = trace.answered
+    return {
+        "wait_s": summary(trace.waits_s),
+        "latency_s": summary((job.done or 0.0) - job.arrival for job in answered),
+        "makespan_s": trace.makespan_s,
+        "requests_per_s": len(answered) / trace.makespan_s if answered else 0.0,
+        "idle_share": trace.idle_share,
+        "step_requests": trace.step_requests / trace.steps if trace.steps else None,
+        "refused": len(trace.jobs) - len(answered),
+    }
+
+
+def _bands(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """From the 2.5th to the 97.5th percentile over the seeds; None of one seed."""
+    if len(rows) < 2:
+        return None
+    return {
+        "wait_s": {
+            key: _band(row["wait_s"][key] for row in rows) for key in ("mean", "p95", "max")
+        },
+        **{
+            key: _band(row[key] for row in rows)
+            for key in ("makespan_s", "requests_per_s", "idle_share")
+        },
+    }
+
+
+def _band(values: Iterable[float | None]) -> list[float] | None:
+    known = sorted(value for value in values if value is not None)
+    return [percentile(known, 0.025), percentile(known, 0.975)] if known else None
+
+
+def _timeline(trace: Trace) -> dict[str, Any]:
+    shown = trace.answered[:SHOWN_REQUESTS]
+    return {
+        "timeline": {
+            "part_s": trace.makespan_s / TIMELINE_PARTS,
+            "busy_slots": trace.busy_slots(TIMELINE_PARTS),
+            "waiting": trace.waiting(TIMELINE_PARTS),
+        },
+        "first_requests": [
+            {"slot": job.slot, "arrival": job.arrival, "started": job.started, "done": job.finished}
+            for job in shown
+        ],
+    }
+
+
+# paging
+
+
+def paging(options: PagingOptions) -> dict[str, Any]:
+    """What each unit of reservation wastes, and how many fit; ConfigError, StoreError."""
+    within("--requests", options.requests, 1, 2_000_000)
+    within("--limit", options.limit, 1, 10_000_000)
+    within("--kv-bytes-per-token", options.kv_bytes_per_token, 1, 1 << 40)
+    for unit in options.units:
+        within("--units", unit, 1, options.limit)
+    memory = byte_size("--memory", options.memory)
+    within("--memory", memory, options.kv_bytes_per_token, 1 << 60)
+    memory_tokens = memory // options.kv_bytes_per_token
+    if options.from_run:
+        refuse_beside_run(options, "lengths")
+        held = calibrated(options.from_run, options.engine).held_tokens
+        lengths = Random(f"lengths/{options.seed}").choices(held, k=options.requests)
+        told = "as in the run"
+    else:
+        refuse_engine(options.engine)
+        told = options.lengths or HELD
+        lengths = _lengths(told).draw(options.requests, Random(f"lengths/{options.seed}"))
+    if max(lengths) > options.limit:
+        raise ConfigError(
+            f"--limit: {options.limit} tokens are fewer than the longest request's {max(lengths)}; "
+            "raise it, or give shorter --lengths"
+        )
+    rows = [reserve(lengths, unit) for unit in dict.fromkeys((options.limit, *options.units))]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "paging",
+        "requests": options.requests,
+        "lengths": told,
+        "limit": options.limit,
+        "used": rows[0].used,
+        "memory_tokens": memory_tokens,
+        "seed": options.seed,
+        "units": [
+            {
+                "unit": row.unit,
+                "reserved": row.reserved,
+                "wasted_share": row.wasted_share,
+                "fit": row.fit(memory_tokens),
+            }
+            for row in rows
+        ],
+    }
+
+
+# options
+
+
+def within(option: str, value: float | None, least: float, most: float) -> None:
+    """ConfigError unless a value that is given is a number from `least` to `most`."""
+    if value is not None and not least <= value <= most:
+        told = f"{value:g}" if isinstance(value, float) else str(value)
+        raise ConfigError(f"{option}: {told}; give {least:g} to {most:g}")
+
+
+def refuse_beside_run(options: Any, *names: str) -> None:
+    """ConfigError where one of the options is given whose part the run plays."""
+    for name in names:
+        if getattr(options, name) is not None:
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: --from-run brings the run's own; leave one out"
+            )
+
+
+def refuse_engine(engine: str | None) -> None:
+    """ConfigError where an engine is named and no run."""
+    if engine is not None:
+        raise ConfigError("--engine: names an engine of a run; give --from-run too")
+
+
+def calibrated(folders: Sequence[Path], engine: str | None) -> Calibration:
+    """What the runs in the folders tell of an engine; StoreError."""
+    return calibrate([store.read(folder) for folder in folders], engine)
+
+
+def step_row(step_time: StepTime) -> dict[str, float]:
+    """A step's seconds as JSON."""
+    return {
+        "base_ms": step_time.base_s * 1e3,
+        "per_token_us": step_time.per_token_s * 1e6,
+        "per_request_us": step_time.per_request_s * 1e6,
+    }
+
+
+def _lengths(text: str) -> Lengths:
+    try:
+        return parse_lengths(text)
+    except ValueError as error:
+        raise ConfigError(f"--lengths: {error}") from None
