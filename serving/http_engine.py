@@ -62,8 +62,6 @@ _LONGEST_PAUSE_S = 5.0
 _START_PAUSES_S = (0.25, 0.5, 1.0, 2.0, 4.0)
 _DEATH_S = 0.5
 """A connection that a dying server cuts is seen this long before its end."""
-_UNSEEN_S = 1.0
-"""llama.cpp may compute this long for a client that has left."""
 _PATIENCE = 4
 """Times `stall_seconds` until the first answer of a start, which may take long."""
 
@@ -198,9 +196,8 @@ class HttpEngine:
             self._streams.discard(stream)
             self._has_thought = self._has_thought or stream.reading.has_thought
             self._last_progress = max(self._last_progress, stream.last_event or 0.0)
-            if is_refused or stream.reading.is_done:
-                self._dialect.ended(stream.wire_id)
-            else:
+            self._dialect.ended(stream.wire_id)
+            if not is_refused and not stream.reading.is_done:
                 self._abort(server, stream)
 
     def snapshots(self) -> AsyncIterator[EngineSnapshot]:
@@ -293,9 +290,7 @@ class HttpEngine:
         return error
 
     def _abort(self, server: Server, stream: Stream) -> None:
-        """The connection is closed already; tell a server that wants to be told besides. Until it
-        has seen that, the question is taken to be in its place still."""
-        asyncio.get_running_loop().call_later(_UNSEEN_S, self._dialect.ended, stream.wire_id)
+        """The connection is closed already; tell a server that wants to be told besides."""
         call = self._dialect.abort(stream.wire_id)
         if call is not None and self._final is None:
             errand = asyncio.create_task(self._send(server, call, stream.request.match_id))

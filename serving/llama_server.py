@@ -155,15 +155,13 @@ class SlotTable:
 
     def take(self, match_id: str, wire_id: str, ids: Sequence[int]) -> int | None:
         """The match's own slot; else the one that begins most like `ids` of those that no match
-        has; else the one idle longest. It becomes the match's own. None: all are asked, or
-        its own is, perhaps by a question given up: the server knows better which is free.
+        has; else the one idle longest. It becomes the match's own. None: all are asked.
 
         A question of no match takes the one idle longest, rather one that no match has.
         """
         asked = set(self._asked.values())
         idle = [number for number in self._slots if number not in asked]
-        is_own_asked = match_id and any(self._slots[number].owner == match_id for number in asked)
-        if not idle or is_own_asked:
+        if not idle:
             return None
         number = self._choose(match_id, ids, idle)
         self._slots.pop(number)

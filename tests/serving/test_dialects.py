@@ -616,16 +616,6 @@ def test_a_new_match_takes_the_slot_that_was_idle_longest_never_one_that_is_aske
     assert table.take("b", "6", (1,)) == 1
 
 
-def test_a_match_whose_slot_is_asked_is_told_no_slot() -> None:
-    """By a question given up that the server may still compute, say."""
-    table = SlotTable(4)
-    assert table.take("a", "1", (1,)) == 0
-    assert table.take("a", "2", (1,)) is None
-    assert table.take("b", "3", (1,)) == 1
-    table.release("1")
-    assert table.take("a", "4", (1,)) == 0
-
-
 def test_a_new_match_takes_a_free_slot_that_was_primed_for_its_game() -> None:
     table = SlotTable(4)
     for n, game in enumerate(("chess", "chess", "janggi", "janggi")):
