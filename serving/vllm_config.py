@@ -21,6 +21,8 @@ from serving.user_cache import bytecode_environment
 CPU_BLOCK_TOKENS = 32
 """vLLM's CPU attention wants multiples of 32; its default of 128 would never hit short prefixes."""
 
+CPU_BATCHED_TOKENS = 2048
+"""vLLM's own default for a CPU."""
 CPU_KV_BYTES = 512 << 20
 ONE_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The model runs in the scheduler's own process. vLLM's default on a CPU puts it into another one
@@ -60,7 +62,10 @@ class VllmConfig(EngineConfig):
         default="auto", description="Which build of vLLM is meant; auto takes the installed one."
     )
     max_batched_tokens: int | None = Field(
-        default=None, ge=1, description="Tokens per step; omitted: vLLM's own choice."
+        default=None,
+        ge=1,
+        description="Tokens per step; omitted: vLLM's own choice, on a CPU context_tokens or more. "
+        "With fewer there, vLLM 0.32 ends when it computes a prompt in parts.",
     )
     kv_cache_bytes: ByteSize | None = Field(
         default=None,
@@ -172,6 +177,12 @@ def engine_args(
             arguments["kv_cache_memory_bytes"] = _cpu_kv_bytes(config, shape)
         else:
             arguments["gpu_memory_utilization"] = GPU_MEMORY_FRACTION
+    if on_cpu and (config.max_batched_tokens or config.context_tokens) >= config.context_tokens:
+        # a prompt with a seed that is computed in parts ends vLLM 0.32: a CPU's dice have no offset
+        arguments["enable_chunked_prefill"] = False
+        if config.max_batched_tokens is None:
+            batched = max(CPU_BATCHED_TOKENS, config.context_tokens)
+            arguments["max_num_batched_tokens"] = batched
     if on_cpu and config.tensor_parallel == 1:
         arguments["distributed_executor_backend"] = ONE_PROCESS_EXECUTOR
     arguments.update(config.extra_args)

@@ -226,6 +226,25 @@ def test_a_cpu_gets_blocks_that_its_attention_can_read_and_a_sized_cache() -> No
     assert long["kv_cache_memory_bytes"] == 2 * 8192 * 131_072
 
 
+@pytest.mark.parametrize(
+    ("given", "chunked", "batched"),
+    [
+        ({}, False, 2048),
+        ({"context_tokens": 4096}, False, 4096),
+        ({"context_tokens": 1024, "max_batched_tokens": 1024}, False, 1024),
+        ({"context_tokens": 1024, "max_batched_tokens": 512}, None, 512),
+    ],
+)
+def test_a_cpu_computes_prompts_whole_where_a_step_holds_one(
+    given: dict[str, int], chunked: bool | None, batched: int
+) -> None:
+    """vLLM 0.32 ends there when a seeded prompt is computed in parts."""
+    arguments = engine_args(VllmConfig.model_validate(given), "m", "cpu", SHAPE)
+    assert arguments.get("enable_chunked_prefill") is chunked
+    assert arguments["max_num_batched_tokens"] == batched
+    assert "enable_chunked_prefill" not in engine_args(VllmConfig(), "m", "cuda")
+
+
 def test_a_gpu_gets_vllms_own_defaults_and_a_share_of_its_memory() -> None:
     arguments = engine_args(VllmConfig(), "m", "cuda")
     assert arguments["gpu_memory_utilization"] == 0.9

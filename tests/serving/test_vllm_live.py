@@ -239,6 +239,24 @@ async def test_the_same_seed_draws_the_same_move(engine: Limited) -> None:
 
 
 @IN_MODULE_LOOP
+async def test_more_new_prompts_at_once_than_a_step_takes_end_no_engine(engine: Limited) -> None:
+    """As when a run with long matches is resumed. Computed in parts, a seeded one once did."""
+    dice = random.Random(1)
+    asked = [
+        request(
+            engine,
+            (),
+            match_id=f"long-{number}",
+            ids=tuple(dice.randrange(1000, 40_000) for _ in range(900)),
+        )
+        for number in range(4)
+    ]
+    replies = await asyncio.gather(*map(engine.generate, asked))
+    assert all(reply.text in MOVES for reply in replies)
+    assert engine.restarts == 0
+
+
+@IN_MODULE_LOOP
 async def test_a_prompt_beyond_the_context_is_rejected(engine: Limited) -> None:
     rng = random.Random(0)
     ids = tuple(rng.randrange(10, 40_000) for _ in range(1200))
