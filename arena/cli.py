@@ -202,7 +202,7 @@ def _add_plan_device(group: Any) -> None:
     add("--device", metavar="NAME", help="rtx4090, h100, …: memory and speed by its data sheet")
     add("--tflops", type=float, metavar="X", help="dense, 16 bits")
     add("--bandwidth", type=float, metavar="GB/S")
-    add("--bench", type=Path, metavar="F", help="measured: what `arena bench shape --json` printed")
+    add("--bench", type=Path, metavar="F", help="measured: JSON of `arena bench shape` (to come)")
 
 
 def _add_plan_work(group: Any) -> None:
