@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from arena import (
     bench,
@@ -218,13 +218,7 @@ def _simulate(parsed: argparse.Namespace) -> int:
     if parsed.html is not None:
         chart_page.check(parsed.html)
     result = _simulated(parsed)
-    if parsed.html is not None:
-        simulate_page.write(parsed.html, result)
-        print(f"written: {parsed.html}", file=sys.stderr)
-    elif parsed.json:
-        _print_json(result)
-    else:
-        terminal.print_simulation(result, sys.stdout)
+    _tell(result, parsed, simulate_page.write, terminal.print_simulation)
     return OK if simulate_fleet.all_within(result.get("against", ())) else CHECK_FAILED
 
 
@@ -250,14 +244,24 @@ def _plan(parsed: argparse.Namespace) -> int:
         raise ConfigError("--set: changes a config; give the config too")
     config = None if parsed.config is None else configs.load(parsed.config, parsed.set)
     result = plan.build(plan.ask_of(config, parsed))
+    _tell(result, parsed, plan_page.write, terminal.print_plan)
+    return OK
+
+
+def _tell(
+    result: dict[str, Any],
+    parsed: argparse.Namespace,
+    write: Callable[[Path, dict[str, Any]], None],
+    show: Callable[[dict[str, Any], TextIO], None],
+) -> None:
+    """A result as the command line wants it: as a page, as JSON, or for people."""
     if parsed.html is not None:
-        plan_page.write(parsed.html, result)
+        write(parsed.html, result)
         print(f"written: {parsed.html}", file=sys.stderr)
     elif parsed.json:
         _print_json(result)
     else:
-        terminal.print_plan(result, sys.stdout)
-    return OK
+        show(result, sys.stdout)
 
 
 def _fake_server(parsed: argparse.Namespace) -> int:
@@ -327,43 +331,37 @@ def _bench_dashboard(parsed: argparse.Namespace) -> int:
 
 
 def _bench_admission(parsed: argparse.Namespace) -> int:
-    config = configs.load(parsed.config, parsed.set)
-    try:
-        with tempfile.TemporaryDirectory() as logs:
-            measuring = overload.measure(
-                config,
-                parsed.engine,
-                logs=Path(logs),
-                seconds=parsed.seconds,
-                repeats=parsed.repeats,
-                load=parsed.load,
-                announce=terminal.view_for("plain").announce,
-            )
-            result = _run_terminable(measuring)
-    except EngineError as error:
-        print(f"arena: {error}", file=sys.stderr)
-        return ENGINE_FAILED
-    return _show_bench(result, parsed)
+    result = _measured(
+        parsed, overload.measure, seconds=parsed.seconds, repeats=parsed.repeats, load=parsed.load
+    )
+    return ENGINE_FAILED if result is None else _show_bench(result, parsed)
 
 
 def _bench_forecast(parsed: argparse.Namespace) -> int:
-    config = configs.load(parsed.config, parsed.set)
-    try:
-        with tempfile.TemporaryDirectory() as logs:
-            measuring = forecast.measure(
-                config,
-                parsed.engine,
-                logs=Path(logs),
-                seconds=parsed.seconds,
-                rounds=parsed.rounds,
-                announce=terminal.view_for("plain").announce,
-            )
-            result = _run_terminable(measuring)
-    except EngineError as error:
-        print(f"arena: {error}", file=sys.stderr)
+    result = _measured(parsed, forecast.measure, seconds=parsed.seconds, rounds=parsed.rounds)
+    if result is None:
         return ENGINE_FAILED
     _show_bench(result, parsed)
     return OK if simulate_fleet.all_within(result["cells"]) else CHECK_FAILED
+
+
+def _measured(
+    parsed: argparse.Namespace,
+    measure: Callable[..., Coroutine[Any, Any, dict[str, Any]]],
+    **options: Any,
+) -> dict[str, Any] | None:
+    """What `measure` finds of the engine named on the command line; None, and a line that says why,
+    where it could not be measured. The engine's log is thrown away."""
+    config = configs.load(parsed.config, parsed.set)
+    announce = terminal.view_for("plain").announce
+    try:
+        with tempfile.TemporaryDirectory() as logs:
+            return _run_terminable(
+                measure(config, parsed.engine, logs=Path(logs), announce=announce, **options)
+            )
+    except EngineError as error:
+        print(f"arena: {error}", file=sys.stderr)
+        return None
 
 
 def _show_bench(result: dict[str, Any], parsed: argparse.Namespace) -> int:

@@ -31,6 +31,7 @@ from arena import workload as workloads
 from arena.compare_figures import Cell, EngineRecord, Measurement
 from arena.config import ConfigError, RunConfig
 from arena.loops import WARM_PLIES, Asker
+from arena.preflight import check_start
 from arena.workload import WorkItem, Workload
 from serving import (
     PACKAGED_MODEL,
@@ -40,7 +41,6 @@ from serving import (
     Limited,
     VllmConfig,
     build_engine,
-    check_engine,
     local_directory,
 )
 from serving.dialect import Command
@@ -208,15 +208,10 @@ def _check_options(options: CompareOptions) -> None:
 
 def _check_engines(config: RunConfig, names: Sequence[str]) -> None:
     for name in names:
-        if name not in config.engines:
-            known = ", ".join(config.engines) or "none; add [engines.main]"
-            raise ConfigError(f"--engine {name}: no engine is named so; engines: {known}")
+        config.asked_engine(name)
         if names.count(name) > 1:
             raise ConfigError(f"--engine {name}: is named twice")
-        try:
-            check_engine(name, config.engine(name))
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        check_start(config, name)
     if not names:
         raise ConfigError("engines: there is none to compare; add [engines.main]")
 

@@ -144,7 +144,7 @@ def cell_row(
     answers = [answer for run in made for answer in run.answers]
     replies = [answer.reply for answer in answers if answer.reply is not None]
     rates = [None if run is None else run.moves_per_s for run in runs]
-    rate = _median(rates)
+    rate = median(rates)
     prompts = [r.usage.prompt for r in replies if r.usage.prompt is not None]
     told = [
         (r.usage.prompt, r.usage.cached)
@@ -163,7 +163,7 @@ def cell_row(
         "games_per_h": None if rate is None else rate * 3600 / plies_per_game,
         "latency_ms": _latencies(answers),
         "ttft_ms": _milliseconds(answers, _ttft),
-        "output_tokens_per_s": _median([_token_rate(run) for run in made]),
+        "output_tokens_per_s": median([_token_rate(run) for run in made]),
         "output_tokens_per_move": _mean(r.usage.completion for r in replies),
         "prompt_tokens_per_move": _mean(prompts),
         "uncached_prompt_tokens_per_move": _mean(prompt - cached for prompt, cached in told),
@@ -171,7 +171,7 @@ def cell_row(
         "occupancy": weighted_summary(
             (requests / record.max_concurrent, number) for requests, number in steps.items()
         ),
-        "in_flight": _median([_in_flight(run) for run in made]),
+        "in_flight": median([_in_flight(run) for run in made]),
         "slo_attainment": _attainment(answers, slo_s),
         "offered": len(answers),
         "errors": dict(Counter(answer.fault for answer in answers if answer.fault is not None)),
@@ -247,7 +247,8 @@ def _mean(values: Iterable[float]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _median(values: Iterable[float | None]) -> float | None:
+def median(values: Iterable[float | None]) -> float | None:
+    """Of those that are known; None of none."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
@@ -452,7 +453,7 @@ def _cell_notes(row: Mapping[str, Any], seconds: float) -> Iterator[str]:
     """Of any loop."""
     where = f"{row['engine']}, {Cell(row['loop'], row['concurrency'])}"
     measured = [repeat for repeat in row["repeats"] if repeat is not None]
-    window = _median(repeat["seconds"] for repeat in measured)
+    window = median(repeat["seconds"] for repeat in measured)
     if window is not None and window < SHORT_WINDOW * seconds:
         yield (
             f"{where}: ran out of questions after {window:.2f} s of {seconds:g}, which is all that "

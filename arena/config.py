@@ -204,6 +204,13 @@ class RunConfig(Section):
         engine: EngineConfig = self.engines[name]
         return engine
 
+    def asked_engine(self, name: str) -> EngineConfig:
+        """The engine that a command line names by `--engine`; ConfigError where there is none."""
+        if name not in self.engines:
+            known = ", ".join(self.engines) or "none; add [engines.main]"
+            raise ConfigError(f"--engine {name}: no engine is named so; engines: {known}")
+        return self.engine(name)
+
     def used_engines(self) -> tuple[str, ...]:
         """Names of the engines that some agent asks (a user's own agent may ask any)."""
         names = {agent.engine for agent in self.agents if isinstance(agent, LlmConfig)}

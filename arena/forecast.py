@@ -15,7 +15,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -92,10 +92,7 @@ async def measure(
         raise ConfigError(f"--seconds: give 1 to {MOST_SECONDS:g}")
     if not 1 <= rounds <= MOST_ROUNDS:
         raise ConfigError(f"--rounds: give 1 to {MOST_ROUNDS}")
-    if name not in config.engines:
-        known = ", ".join(config.engines) or "none; add [engines.main]"
-        raise ConfigError(f"--engine {name}: no engine is named so; engines: {known}")
-    slots = config.engine(name).max_concurrent
+    slots = config.asked_engine(name).max_concurrent
     if slots < LEAST_CONCURRENT:
         raise ConfigError(
             f"engines.{name}.max_concurrent: {slots} leave no room for other loads than one; give "
@@ -134,8 +131,7 @@ class _Trial:
         announce: Callable[[str], None],
     ) -> None:
         self._workload, self._seconds, self._announce = workload, seconds, announce
-        later = tuple(item for item in workload.items if item.ply >= WARM_PLIES)
-        self._later = replace(workload, items=later)
+        self._begun = [match[WARM_PLIES:] for match in workload.matches]
         """Without what warms up, which would be found whole."""
         self._limited = Limited(engine)
         slots = engine.limits.max_concurrent
@@ -172,14 +168,12 @@ class _Trial:
         if cell.clients is None:
             rate = OPEN_LOAD * self._full.speed().moves_per_s
             cell.rates.append(rate)
-            items = evenly_spaced(self._later.matches, rate, self._seconds)
+            items = evenly_spaced(self._begun, rate, self._seconds)
             if len(items) < 2:
                 raise EngineError(f"{rate:.2f} moves/s are too few to tell; give more --seconds")
             cell.runs.append(await asker.open_loop(items, self._seconds))
         else:
-            cell.runs.append(
-                await asker.closed_loop(self._later.matches, cell.clients, self._seconds)
-            )
+            cell.runs.append(await asker.closed_loop(self._begun, cell.clients, self._seconds))
         if asker.dead is not None:
             raise asker.dead
 

@@ -13,7 +13,6 @@ in time if it came within the SLO of when its question was due.
 
 import asyncio
 import itertools
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -21,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from arena import workload as workloads
-from arena.compare_figures import Answer, Measurement
+from arena.compare_figures import Answer, Measurement, median
 from arena.config import ConfigError, RunConfig
 from arena.distribution import summary
 from arena.loops import WARM_PLIES, Asker
+from arena.preflight import check_start
 from arena.workload import WorkItem, Workload
-from serving import Engine, EngineError, Limited, build_engine, check_engine
+from serving import Engine, EngineError, Limited, build_engine
 
 SCHEMA_VERSION = 1
 MOST_SECONDS = 600.0
@@ -71,9 +71,9 @@ async def measure(
         "slo_seconds": config.slo.move_seconds,
         "load": load,
         "seconds": seconds,
-        "gain": _median([row["gain"] for row in rows]),
+        "gain": median([row["gain"] for row in rows]),
         "second_half_of_capacity": {
-            way: _median([row[way]["second_half_of_capacity"] for row in rows]) for way in WAYS
+            way: median([row[way]["second_half_of_capacity"] for row in rows]) for way in WAYS
         },
         "repeats": rows,
     }
@@ -86,19 +86,14 @@ def _check(config: RunConfig, name: str, seconds: float, repeats: int, load: flo
         raise ConfigError(f"--repeats: give 1 to {MOST_REPEATS}")
     if not 1 < load <= MOST_LOAD:
         raise ConfigError(f"--load: give more than 1, up to {MOST_LOAD:g} times the capacity")
-    if name not in config.engines:
-        known = ", ".join(config.engines) or "none; add [engines.main]"
-        raise ConfigError(f"--engine {name}: no engine is named so; engines: {known}")
+    config.asked_engine(name)
 
 
 def prepare(config: RunConfig, name: str, logs: Path) -> tuple[Engine, Workload]:
     """The engine, not started, without a limit before it and with room for all that is ever asked;
     and what to ask. Blocks."""
+    check_start(config, name)
     settings = config.engine(name)
-    try:
-        check_engine(name, settings)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
     workload = workloads.record(config)
     inside = settings.max_concurrent
     if not any(len(match) > WARM_PLIES for match in workload.matches):
@@ -221,8 +216,3 @@ def figures(run: Measurement, slo_s: float, seconds: float, capacity: float) -> 
 def _refusals_ms(answers: Sequence[Answer]) -> list[float]:
     """How long it took to refuse; one that had waited in our queue counts in full."""
     return [(a.done - a.sent) * 1000 for a in answers if a.fault == "overloaded"]
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None

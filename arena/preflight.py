@@ -37,16 +37,21 @@ def check(config: RunConfig) -> tuple[tuple[MatchSpec, ...], Forecast]:
     """The matches of a run and its forecast; ConfigError (one line) if it cannot be played."""
     specs = schedule.matches(config)
     for name in config.used_engines():
-        try:
-            check_engine(name, config.engine(name))
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        check_start(config, name)
     _check_memory(config)
     for index, agent in enumerate(config.agents):
         if ":" in agent.kind:
             _check_own_agent(config, index)
     notes = (*_slot_notes(config), *_check_contexts_at_rest(config))
     return specs, _forecast(config, len(specs), notes)
+
+
+def check_start(config: RunConfig, name: str) -> None:
+    """ConfigError for all that can be known of an engine before it starts. Blocks."""
+    try:
+        check_engine(name, config.engine(name))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def agent_context(config: RunConfig, **more: Any) -> AgentContext:

@@ -3,7 +3,7 @@
 What an engine's queue, a pause of it or its limits took is nobody's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 
 from serving.engine import Finish, Request
@@ -15,7 +15,7 @@ _SLACK = 0.05
 _SLACK_S = 0.25
 
 
-def used_its_time(begun: float, heard: Sequence[float], ended: float, deadline_s: float) -> bool:
+def used_its_time(begun: float, heard: Iterable[float], ended: float, deadline_s: float) -> bool:
     """True if the answer was computed for all of `deadline_s`, but for a little.
 
     `begun` is when its computation began, `ended` when the deadline passed, and `heard` when the

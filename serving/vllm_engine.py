@@ -62,16 +62,7 @@ log = structlog.get_logger(__name__)
 class _Pending:
     """A request that the host has not answered yet."""
 
-    __slots__ = (
-        "admitted",
-        "answer",
-        "expired",
-        "first_token",
-        "number",
-        "request",
-        "steps",
-        "timer",
-    )
+    __slots__ = ("admitted", "answer", "expired", "first_token", "number", "request", "timer")
 
     def __init__(self, number: int, request: Request, loop: asyncio.AbstractEventLoop) -> None:
         self.number = number
@@ -79,8 +70,6 @@ class _Pending:
         self.admitted = time.monotonic()
         self.answer: asyncio.Future[Answer] = loop.create_future()
         self.first_token: float | None = None
-        self.steps: list[float] = []
-        """When steps of the engine were heard of."""
         self.expired = False
         self.timer: asyncio.TimerHandle | None = None
 
@@ -110,6 +99,9 @@ class VllmEngine:
         self._config = config
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
+        """In the order in which they were admitted."""
+        self._steps_at: deque[float] = deque()
+        """When steps were heard of since the oldest of these was admitted."""
         self._host: HostProcess | None = None
         self._host_start: HostStart | None = None
         self._serving = asyncio.Event()
@@ -375,8 +367,7 @@ class VllmEngine:
         now = time.monotonic()
         if tag == "steps":
             self._last_progress = now
-            for unanswered in self._pending.values():
-                unanswered.steps.append(now)
+            self._keep_step(now)
             self._telemetry.add(now, [Step(*step) for step in fields])
         elif tag == "reply":
             answer = Answer(*fields)
@@ -407,6 +398,13 @@ class VllmEngine:
             self._telemetry.rejected += 1
             return Overloaded(text)
         return RequestRejected(text) if kind == "rejected" else EngineUnavailable(text)
+
+    def _keep_step(self, at: float) -> None:
+        self._steps_at.append(at)
+        oldest = next(iter(self._pending.values()), None)
+        since = at if oldest is None else oldest.admitted
+        while self._steps_at and self._steps_at[0] < since:
+            self._steps_at.popleft()
 
     def _reply(self, pending: _Pending, answer: Answer) -> Reply:
         done = time.monotonic()
@@ -442,7 +440,7 @@ class VllmEngine:
             return False
         begun = pending.admitted + answer.queue_s
         ended = pending.admitted + request.deadline_s
-        return used_its_time(begun, pending.steps, ended, request.deadline_s)
+        return used_its_time(begun, self._steps_at, ended, request.deadline_s)
 
     def _fail_pending(self, error: EngineError) -> None:
         for pending in list(self._pending.values()):
