@@ -43,6 +43,7 @@ from serving import (
     build_engine,
     local_directory,
 )
+from serving.config import cpu_dtype
 from serving.dialect import Command
 from serving.http_config import HttpEngineConfig
 from serving.models import packaged_gguf, shape_of
@@ -446,7 +447,6 @@ def flags_of(engine: Limited, settings: EngineConfig) -> list[str]:
     return [*(f"{name}={value}" for name, value in command.env.items()), *command.argv]
 
 
-_DEFAULT_DTYPE = "bfloat16 on a CPU, else the model's"
 _NO_KNOBS = frozenset(
     {
         "kind",
@@ -497,7 +497,7 @@ def _dtype(settings: EngineConfig) -> str | None:
         return settings.lacking["dtype"].partition(";")[0]
     if not hasattr(settings, "dtype"):
         return None
-    return settings.dtype or _DEFAULT_DTYPE
+    return settings.dtype or f"{cpu_dtype()} on a CPU, else the model's"
 
 
 def _weights(settings: EngineConfig) -> str | None:

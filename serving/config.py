@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -80,6 +80,25 @@ class EngineKind:
     """Takes the config; raises EngineConfigError for all that can be known before a start."""
     build: Callable[[EngineStart, Any], Engine]
     """Takes the config; starts nothing."""
+
+
+CpuDtype = Literal["bfloat16", "float32"]
+
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""Of x86 and Arm processors that multiply bfloat16 themselves, as /proc/cpuinfo has them."""
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+def cpu_dtype() -> CpuDtype:
+    """What models compute with on this machine's processor.
+
+    One that cannot multiply bfloat16 itself is several times as fast with float32.
+    """
+    try:
+        known = set(CPU_INFO.read_text(encoding="utf-8", errors="replace").split())
+    except OSError:
+        return "float32"
+    return "bfloat16" if known & BF16_FLAGS else "float32"
 
 
 def cpu_count() -> int:

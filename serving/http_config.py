@@ -194,7 +194,9 @@ class BatchKnobs(HttpEngineConfig):
         default=None, ge=1, description="Tokens per KV block; omitted: the server's own choice."
     )
     dtype: DType | None = Field(
-        default=None, description="Type of weights; omitted: bfloat16 on a CPU, else the model's."
+        default=None,
+        description="Type of weights; omitted: on a CPU bfloat16 where it can multiply that, else "
+        "float32; on a GPU the model's.",
     )
     threads: int | None = Field(
         default=None,

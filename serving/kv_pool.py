@@ -15,8 +15,9 @@ from serving.capacity import (
 )
 from serving.config import EngineConfig, EngineConfigError
 from serving.llama_server import LlamaServerConfig
-from serving.models import ModelShape
+from serving.models import ModelShape, is_float32
 from serving.sglang import SglangConfig
+from serving.sglang import dtype_of as sglang_dtype
 from serving.sglang import pool_tokens as sglang_pool_tokens
 from serving.vllm_config import (
     GPU_MEMORY_FRACTION,
@@ -93,10 +94,10 @@ def pool_of(config: EngineConfig | None, model: Model, ask: PoolAsk) -> Pool:
     return _in_memory(model, ask, dtype, unit, 1.0)
 
 
-def _dtype(name: str | None, *, is_fp32: bool = False) -> str:
-    """The cache's type: the model's own 16 bits where none is named."""
+def _dtype(name: str | None, weights: str | None = None) -> str:
+    """The cache's type: where none is named that of the weights, the model's own 16 bits."""
     if name is None or name == "auto":
-        return "fp32" if is_fp32 else "fp16"
+        return "fp32" if is_float32(weights) else "fp16"
     try:
         return dtype_of(name)
     except ValueError as error:
@@ -143,7 +144,7 @@ def _vllm(config: VllmConfig, model: Model, ask: PoolAsk) -> Pool:
         device = "cuda"
     shape = ModelShape(model.context_tokens, model.shape.bytes_per_token())
     arguments: dict[str, Any] = engine_args(config, config.model, device, shape)
-    dtype = _dtype(ask.kv_dtype or config.kv_dtype, is_fp32=config.dtype in ("float", "float32"))
+    dtype = _dtype(ask.kv_dtype or config.kv_dtype, arguments.get("dtype"))
     unit = ask.unit_tokens or arguments.get("block_size") or GPU_BLOCK_TOKENS
     if model.shape.is_hybrid:
         unit = max(unit, HYBRID_BLOCK_TOKENS)
@@ -171,7 +172,7 @@ def _llama(config: LlamaServerConfig, model: Model, ask: PoolAsk) -> Pool:
 
 
 def _sglang(config: SglangConfig, model: Model, ask: PoolAsk) -> Pool:
-    dtype = _dtype(ask.kv_dtype or config.kv_dtype, is_fp32=config.dtype in ("float", "float32"))
+    dtype = _dtype(ask.kv_dtype or config.kv_dtype, sglang_dtype(config))
     unit = ask.unit_tokens or config.block_tokens or 1
     shape = ModelShape(model.context_tokens, model.shape.bytes_per_token())
     reuse = _reuse(config.prefix_cache)

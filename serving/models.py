@@ -64,6 +64,22 @@ class ModelShape:
     kv_bytes_per_token: int | None
     """At 2 bytes a value, while every layer keeps the token. None: not derivable."""
 
+    def token_bytes(self, dtype: str | None) -> int | None:
+        """Of values that are as wide as this type of weights."""
+        if self.kv_bytes_per_token is None:
+            return None
+        return self.kv_bytes_per_token * (2 if is_float32(dtype) else 1)
+
+
+def is_float32(dtype: str | None) -> bool:
+    """Whether a type of weights, as engines spell it, has 4 bytes a value."""
+    return dtype in ("float", "float32")
+
+
+def cpu_kv_bytes(dtype: str | None) -> int:
+    """Of a KV cache on a CPU, at most, where no config says it: 512 MiB of 16-bit values."""
+    return (512 << 20) * (2 if is_float32(dtype) else 1)
+
 
 def resolve(model: str) -> ResolvedModel:
     """The model's directory on this machine, converting or downloading it when needed.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from serving.config import EngineConfigError, EngineKind, EngineStart, cpu_count
+from serving.config import EngineConfigError, EngineKind, EngineStart, cpu_count, cpu_dtype
 from serving.dialect import (
     Call,
     Command,
@@ -36,11 +36,9 @@ from serving.dialect import (
 from serving.engine import EngineError, EngineUnavailable, MalformedReply, Request, TokenPrompt
 from serving.http_config import BatchKnobs, check_http
 from serving.http_engine import HttpEngine, ServerKind
-from serving.models import ModelShape, check_model, resolve, shape_of
+from serving.models import ModelShape, check_model, cpu_kv_bytes, resolve, shape_of
 from serving.sglang_cpu import CPU_ENVIRONMENT, REMEDY, sglang_python
 from serving.template import load_template
-
-CPU_KV_BYTES = 512 << 20
 
 
 class SglangConfig(BatchKnobs):
@@ -239,7 +237,7 @@ def command(config: SglangConfig, model_path: str, shape: ModelShape | None, por
         "chunked-prefill-size": config.max_batched_tokens,
         "page-size": config.block_tokens,
         "kv-cache-dtype": config.kv_dtype,
-        "dtype": config.dtype or ("bfloat16" if on_cpu else None),
+        "dtype": dtype_of(config),
         # its figures else stand still for 40 steps
         "decode-log-interval": 1,
         "load-snapshot-publish-interval": 1,
@@ -281,8 +279,9 @@ def environment(config: SglangConfig) -> dict[str, str]:
 
 def pool_tokens(config: SglangConfig, shape: ModelShape | None) -> int | None:
     """Tokens of the KV pool by `kv_cache_bytes`; on a CPU it must be said: every request's whole
-    context where 512 MiB hold it, two contexts at least. None: SGLang's own choice."""
-    per_token = shape.kv_bytes_per_token if shape else None
+    context where `cpu_kv_bytes` hold it, two contexts at least. None: SGLang's own choice."""
+    dtype = dtype_of(config)
+    per_token = shape.token_bytes(dtype) if shape else None
     if config.kv_cache_bytes is not None:
         return int(config.kv_cache_bytes) // per_token if per_token else None
     if not is_on_cpu(config) or config.memory_fraction is not None:
@@ -290,7 +289,12 @@ def pool_tokens(config: SglangConfig, shape: ModelShape | None) -> int | None:
     whole = config.context_tokens * (config.max_concurrent + 1)
     if per_token is None:
         return whole
-    return min(whole, max(CPU_KV_BYTES // per_token, 2 * config.context_tokens))
+    return min(whole, max(cpu_kv_bytes(dtype) // per_token, 2 * config.context_tokens))
+
+
+def dtype_of(config: SglangConfig) -> str | None:
+    """The type of the weights; None: the model's own."""
+    return config.dtype or (cpu_dtype() if is_on_cpu(config) else None)
 
 
 def check_sglang(config: SglangConfig) -> None:

@@ -13,17 +13,20 @@ from typing import Any, Literal
 
 from pydantic import ByteSize, Field, model_validator
 
-from serving.config import PACKAGED_MODEL, EngineConfig, EngineConfigError, cpu_count
-from serving.models import ModelShape, check_model, local_directory, shape_of
+from serving.config import (
+    PACKAGED_MODEL,
+    EngineConfig,
+    EngineConfigError,
+    cpu_count,
+    cpu_dtype,
+)
+from serving.models import ModelShape, check_model, cpu_kv_bytes, local_directory, shape_of
 from serving.template import TemplateError, load_template
 from serving.user_cache import bytecode_environment
 
 CPU_BLOCK_TOKENS = 32
 """vLLM's CPU attention wants multiples of 32; its default of 128 would never hit short prefixes."""
 
-CPU_BATCHED_TOKENS = 2048
-"""vLLM's own default for a CPU."""
-CPU_KV_BYTES = 512 << 20
 ONE_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The model runs in the scheduler's own process. vLLM's default on a CPU puts it into another one
 and spins a whole core while it waits; it does so to set OpenMP up, which `engine_environment` does.
@@ -64,14 +67,15 @@ class VllmConfig(EngineConfig):
     max_batched_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="Tokens per step; omitted: vLLM's own choice, on a CPU context_tokens or more. "
-        "With fewer there, vLLM 0.32 ends when it computes a prompt in parts.",
+        description="Tokens per step; omitted: vLLM's own choice, on a CPU context_tokens. With "
+        "fewer there, vLLM 0.32 ends when it computes a prompt in parts.",
     )
     kv_cache_bytes: ByteSize | None = Field(
         default=None,
         gt=0,
         description="Memory of the KV cache, as a number or like '512MiB'. Omitted: on a CPU sized "
-        "from context_tokens and max_concurrent up to 512 MiB, on a GPU from memory_fraction.",
+        "from context_tokens and max_concurrent up to 512 MiB "
+        "(1 GiB in float32), on a GPU from memory_fraction.",
     )
     memory_fraction: float | None = Field(
         default=None,
@@ -90,7 +94,8 @@ class VllmConfig(EngineConfig):
     )
     dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] | None = Field(
         default=None,
-        description="Type of weights; omitted: bfloat16 on a CPU, the model's on a GPU.",
+        description="Type of weights; omitted: on a CPU bfloat16 where it can multiply that, else "
+        "float32; on a GPU the model's.",
     )
     threads: int | None = Field(
         default=None,
@@ -163,7 +168,7 @@ def engine_args(
         "kv_cache_dtype": config.kv_dtype,
         "enable_prefix_caching": config.prefix_cache,
         "block_size": config.block_tokens or (CPU_BLOCK_TOKENS if on_cpu else None),
-        "dtype": config.dtype or ("bfloat16" if on_cpu else None),
+        "dtype": dtype_of(config, device),
         "seed": config.seed,
         "enforce_eager": on_cpu if config.enforce_eager is None else config.enforce_eager,
         "tensor_parallel_size": config.tensor_parallel,
@@ -174,14 +179,15 @@ def engine_args(
     }
     if config.kv_cache_bytes is None and config.memory_fraction is None:
         if on_cpu:
-            arguments["kv_cache_memory_bytes"] = _cpu_kv_bytes(config, shape)
+            arguments["kv_cache_memory_bytes"] = _cpu_kv_bytes(config, shape, arguments["dtype"])
         else:
             arguments["gpu_memory_utilization"] = GPU_MEMORY_FRACTION
     if on_cpu and (config.max_batched_tokens or config.context_tokens) >= config.context_tokens:
         # a prompt with a seed that is computed in parts ends vLLM 0.32: a CPU's dice have no offset
         arguments["enable_chunked_prefill"] = False
         if config.max_batched_tokens is None:
-            batched = max(CPU_BATCHED_TOKENS, config.context_tokens)
+            # a step of more is no faster there, and holds up all that is being written
+            batched = max(config.context_tokens, config.max_concurrent)
             arguments["max_num_batched_tokens"] = batched
     if on_cpu and config.tensor_parallel == 1:
         arguments["distributed_executor_backend"] = ONE_PROCESS_EXECUTOR
@@ -189,12 +195,19 @@ def engine_args(
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _cpu_kv_bytes(config: VllmConfig, shape: ModelShape | None) -> int:
-    """Every request's whole context, up to 512 MiB; two contexts at least."""
-    if shape is None or shape.kv_bytes_per_token is None:
-        return CPU_KV_BYTES
-    one = shape.kv_bytes_per_token * config.context_tokens
-    return min(one * (config.max_concurrent + 1), max(CPU_KV_BYTES, 2 * one))
+def dtype_of(config: VllmConfig, device: Literal["cpu", "cuda"]) -> str | None:
+    """The type of the weights; None: the model's own."""
+    return config.dtype or (cpu_dtype() if device == "cpu" else None)
+
+
+def _cpu_kv_bytes(config: VllmConfig, shape: ModelShape | None, dtype: str | None) -> int:
+    """Every request's whole context, up to `cpu_kv_bytes`; two contexts at least."""
+    most = cpu_kv_bytes(dtype)
+    per_token = shape.token_bytes(dtype) if shape else None
+    if per_token is None:
+        return most
+    one = per_token * config.context_tokens
+    return min(one * (config.max_concurrent + 1), max(most, 2 * one))
 
 
 def engine_environment(config: VllmConfig, device: Literal["cpu", "cuda"]) -> dict[str, str]:
@@ -241,7 +254,7 @@ def check_vllm(config: VllmConfig) -> None:
             f"{CPU_BLOCK_TOKENS}"
         )
     _check_extra_args(config)
-    _check_model_fits(config)
+    _check_model_fits(config, dtype_of(config, build.device))
 
 
 def _check_extra_args(config: VllmConfig) -> None:
@@ -253,7 +266,7 @@ def _check_extra_args(config: VllmConfig) -> None:
             )
 
 
-def _check_model_fits(config: VllmConfig) -> None:
+def _check_model_fits(config: VllmConfig, dtype: str | None) -> None:
     check_model(config.model)
     shape = shape_of(config.model)
     if shape and shape.context_tokens and config.context_tokens > shape.context_tokens:
@@ -261,8 +274,8 @@ def _check_model_fits(config: VllmConfig) -> None:
             f"context_tokens = {config.context_tokens} is more than the "
             f"{shape.context_tokens} that model {config.model!r} was made for: lower it"
         )
-    per_token = shape.kv_bytes_per_token if shape else None
-    if per_token and config.kv_cache_bytes is not None:
+    per_token = shape.token_bytes(dtype) if shape else None
+    if per_token and config.kv_cache_bytes is not None and config.kv_dtype in (None, "auto"):
         needed = per_token * config.context_tokens // config.tensor_parallel
         if config.kv_cache_bytes < needed:
             raise EngineConfigError(

@@ -1,6 +1,7 @@
 """For every test: a call of ours that blocks the event loop fails it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
@@ -23,3 +24,11 @@ EVERY_PLY = [
 def _loop_is_never_blocked() -> Iterator[BlockBuster]:
     with blockbuster_ctx(EVERY_PLY) as blockbuster:
         yield blockbuster
+
+
+@pytest.fixture
+def bfloat16_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that multiplies bfloat16 itself."""
+    info = tmp_path / "cpuinfo"
+    info.write_text("flags\t\t: fpu avx512f avx512_bf16 avx512_vnni\n")
+    monkeypatch.setattr("serving.config.CPU_INFO", info)

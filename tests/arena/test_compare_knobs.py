@@ -83,6 +83,7 @@ def test_engines_of_two_kinds_left_alone_differ_in_what_they_compute_with() -> N
     assert told(**kinds, llama_server={"kind": "llama_server"}).keys() == {"weights", "dtype"}
 
 
+@pytest.mark.usefixtures("bfloat16_cpu")
 def test_what_a_running_server_was_started_with_is_not_known() -> None:
     """It was told with the defaults of one that is launched."""
     rows = told(

@@ -226,6 +226,7 @@ def test_more_than_fits_waits_in_the_queue(plan: Plan) -> None:
 # configs
 
 
+@pytest.mark.usefixtures("bfloat16_cpu")
 def test_a_config_tells_its_engine_and_its_work(plan: Plan, config: Path) -> None:
     result = plan(config)
     assert (result["name"], result["engine"]) == ("planned", "main")
@@ -466,7 +467,7 @@ def test_a_kind_of_engine_without_a_local_cache_needs_the_memory(
 ) -> None:
     code, _, err = run(capsys, config, "--engine", "other")
     assert code == 2
-    assert "no engine is named 'other'; engines: main" in err
+    assert "--engine other: no engine is named so; engines: main" in err
 
 
 def test_a_page_is_refused_before_anything_is_planned(

@@ -790,6 +790,7 @@ def test_llama_servers_command() -> None:
     assert command.env == {"OMP_WAIT_POLICY": "passive"}
 
 
+@pytest.mark.usefixtures("bfloat16_cpu")
 def test_vllm_servers_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.vllm_server.installed_build", lambda: VllmBuild("0.32.0", "cpu"))
     monkeypatch.setattr("serving.vllm_server.shape_of", lambda model: SHAPE)
@@ -825,6 +826,7 @@ def test_the_installed_vllm_knows_every_flag_of_ours() -> None:
         assert f'"--{name}"' in source or f"{name.replace('-', '_')}:" in source, flag
 
 
+@pytest.mark.usefixtures("bfloat16_cpu")
 def test_sglangs_command_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     config = SglangConfig.model_validate(
         {"max_concurrent": 4, "device": "cpu", "kv_cache_bytes": "100MiB", "threads": 2,

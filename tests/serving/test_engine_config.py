@@ -17,9 +17,9 @@ from serving import (
     check_engine,
     parse_engine_config,
 )
+from serving.config import cpu_dtype
 from serving.models import ModelShape
 from serving.vllm_config import (
-    CPU_KV_BYTES,
     VllmBuild,
     engine_args,
     engine_environment,
@@ -177,7 +177,7 @@ def test_an_argument_that_vllm_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -
         check_engine("main", parse_engine_config("main", data))
 
 
-@pytest.mark.usefixtures("_cpu_build")
+@pytest.mark.usefixtures("_cpu_build", "bfloat16_cpu")
 def test_a_cache_too_small_for_one_context_is_refused_with_both_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -213,6 +213,37 @@ def test_the_installed_vllm_takes_every_argument_we_name() -> None:
         assert engine_args(full, "somewhere", device).keys() <= known
 
 
+@pytest.mark.parametrize(
+    ("info", "dtype"),
+    [
+        ("flags\t: fpu sse2 avx2 avx512f avx512_bf16\n", "bfloat16"),
+        ("flags\t: fpu avx512f amx_bf16 amx_tile\n", "bfloat16"),
+        ("Features\t: fp asimd bf16 i8mm\n", "bfloat16"),
+        ("flags\t: fpu sse2 avx2 fma\n", "float32"),
+        (None, "float32"),
+    ],
+)
+def test_a_cpu_computes_in_the_type_that_it_multiplies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, info: str | None, dtype: str
+) -> None:
+    place = tmp_path / "cpuinfo"
+    if info is not None:
+        place.write_text(info)
+    monkeypatch.setattr("serving.config.CPU_INFO", place)
+    assert cpu_dtype() == dtype
+    assert engine_args(VllmConfig(), "m", "cpu")["dtype"] == dtype
+    assert engine_args(VllmConfig(dtype="float16"), "m", "cpu")["dtype"] == "float16"
+    assert "dtype" not in engine_args(VllmConfig(), "m", "cuda")
+
+
+def test_a_cache_of_float32_holds_as_many_tokens() -> None:
+    small = VllmConfig(dtype="float32", max_concurrent=4)
+    assert engine_args(small, "m", "cpu", SHAPE)["kv_cache_memory_bytes"] == 46_080 * 2048 * 5
+    large = VllmConfig(dtype="float32", max_concurrent=64)
+    assert engine_args(large, "m", "cpu", SHAPE)["kv_cache_memory_bytes"] == 1 << 30
+
+
+@pytest.mark.usefixtures("bfloat16_cpu")
 def test_a_cpu_gets_blocks_that_its_attention_can_read_and_a_sized_cache() -> None:
     arguments = engine_args(VllmConfig(max_concurrent=4), "m", "cpu", SHAPE)
     assert arguments["block_size"] == 32
@@ -221,7 +252,7 @@ def test_a_cpu_gets_blocks_that_its_attention_can_read_and_a_sized_cache() -> No
     assert "gpu_memory_utilization" not in arguments
     assert arguments["enable_logging_iteration_details"] is True
     many = engine_args(VllmConfig(max_concurrent=64), "m", "cpu", SHAPE)
-    assert many["kv_cache_memory_bytes"] == CPU_KV_BYTES
+    assert many["kv_cache_memory_bytes"] == 512 << 20
     long = engine_args(VllmConfig(context_tokens=8192), "m", "cpu", ModelShape(8192, 131_072))
     assert long["kv_cache_memory_bytes"] == 2 * 8192 * 131_072
 
@@ -231,6 +262,7 @@ def test_a_cpu_gets_blocks_that_its_attention_can_read_and_a_sized_cache() -> No
     [
         ({}, False, 2048),
         ({"context_tokens": 4096}, False, 4096),
+        ({"context_tokens": 512, "max_concurrent": 600}, False, 600),
         ({"context_tokens": 1024, "max_batched_tokens": 1024}, False, 1024),
         ({"context_tokens": 1024, "max_batched_tokens": 512}, None, 512),
     ],
