@@ -202,7 +202,7 @@ def _add_plan_device(group: Any) -> None:
     add("--device", metavar="NAME", help="rtx4090, h100, …: memory and speed by its data sheet")
     add("--tflops", type=float, metavar="X", help="dense, 16 bits")
     add("--bandwidth", type=float, metavar="GB/S")
-    add("--bench", type=Path, metavar="F", help="measured: JSON of `arena bench shape` (to come)")
+    add("--bench", type=Path, metavar="F", help="measured: what `arena bench shape --json` printed")
 
 
 def _add_plan_work(group: Any) -> None:
@@ -343,6 +343,21 @@ def _add_bench(commands: Any) -> None:
             kind.add_argument("--seconds", type=float, default=30.0)
     _add_bench_admission(kinds)
     _add_bench_forecast(kinds)
+    _add_bench_shape(kinds)
+
+
+def _add_bench_shape(kinds: Any) -> None:
+    kind = kinds.add_parser("shape", help="what the shape of a request is worth on a real engine")
+    kind.add_argument("config", type=Path, help="a TOML file with the engine")
+    kind.add_argument("--engine", metavar="NAME", help="default: the first")
+    _add_set(kind)
+    kind.add_argument("--streams", type=int, default=16, help="questions at once")
+    kind.add_argument("--seconds", type=float, default=10.0, help="of one cell, at least")
+    kind.add_argument("--repeats", type=int, default=3, help="of 13 cells each")
+    form = kind.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object")
+    form.add_argument("--html", type=Path, metavar="F", help="write a page with charts")
+    kind.set_defaults(command="bench_shape")
 
 
 def _add_bench_forecast(kinds: Any) -> None:

@@ -27,6 +27,8 @@ from arena import (
     preflight,
     report,
     runner,
+    shape_bench,
+    shapes_page,
     simulate,
     simulate_fleet,
     simulate_page,
@@ -345,6 +347,22 @@ def _bench_forecast(parsed: argparse.Namespace) -> int:
     return OK if simulate_fleet.all_within(result["cells"]) else CHECK_FAILED
 
 
+def _bench_shape(parsed: argparse.Namespace) -> int:
+    if parsed.html is not None:
+        chart_page.check(parsed.html)
+    result = _measured(
+        parsed,
+        shape_bench.measure,
+        streams=parsed.streams,
+        seconds=parsed.seconds,
+        repeats=parsed.repeats,
+    )
+    if result is None:
+        return ENGINE_FAILED
+    _tell(result, parsed, shapes_page.write, terminal.print_shapes)
+    return OK
+
+
 def _measured(
     parsed: argparse.Namespace,
     measure: Callable[..., Coroutine[Any, Any, dict[str, Any]]],
@@ -422,6 +440,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
         "bench_dashboard": _bench_dashboard,
         "bench_admission": _bench_admission,
         "bench_forecast": _bench_forecast,
+        "bench_shape": _bench_shape,
         "reference": _reference,
     }.items()
 }

@@ -5,7 +5,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ import structlog
 
 from agents import Fault
 from arena.compare_figures import Answer, Measurement
-from arena.workload import WorkItem
+from arena.workload import Question, WorkItem, as_agents_ask
 from serving import (
     EngineDead,
     EngineError,
@@ -43,11 +43,17 @@ _T = TypeVar("_T")
 
 
 class Asker:
-    """A workload's questions, put to one engine that is open."""
+    """A workload's questions, put to one engine that is open; `question` says how."""
 
-    def __init__(self, engine: Limited, deadline_s: float) -> None:
+    def __init__(
+        self,
+        engine: Limited,
+        deadline_s: float,
+        question: Callable[[WorkItem], Question] = as_agents_ask,
+    ) -> None:
         self._engine = engine
         self._deadline_s = deadline_s
+        self._question = question
         self._numbers = itertools.count()
         self._steps: list[tuple[float, int]] = []
         self._unanswered: dict[int, Answer] = {}
@@ -175,6 +181,31 @@ class Asker:
         counted = [answer for answer in answers if answer.done > began]
         return replace(self._measured(began, ended, counted), begins_full=is_open)
 
+    async def waves(
+        self, matches: Sequence[Sequence[WorkItem]], size: int, seconds: float
+    ) -> Measurement:
+        """So many questions at once, and the next when the last of them is answered, as static
+        batches are. Each place in a wave plays one match after the other.
+
+        Ends with the first wave after the time is up, or when matches for a whole one are not left.
+        """
+        left: Iterator[Sequence[WorkItem]] = iter(matches)
+        places = [itertools.chain.from_iterable(left) for _ in range(size)]
+        answers: list[Answer] = []
+        began = ended = self._begin()
+        while ended < began + seconds and self.dead is None:
+            wave = [item for place in places for item in itertools.islice(place, 1)]
+            if len(wave) < size:
+                break
+            now = time.monotonic()
+            tasks = [asyncio.create_task(self._ask(item, now)) for item in wave]
+            answered = await self._drain(tasks, self._deadline_s + GRACE_S)
+            answers += answered
+            ended = time.monotonic()
+            if any(answer.fault is not None for answer in answered):
+                await asyncio.sleep(PAUSE_S)
+        return self._measured(began, ended, answers)
+
     async def _drain(self, tasks: Sequence[asyncio.Task[_T]], limit_s: float) -> list[_T]:
         """What the tasks return; those that take longer are ended, and leave `_unanswered`."""
         if not tasks:
@@ -214,9 +245,11 @@ class Asker:
         given_up = sent + deadline_s + GRACE_S
         self._unanswered[number] = Answer(due, sent, given_up, None, Fault.STALLED.value, overlaps)
         reply = None
+        question = self._question(item)
         try:
-            reply = await self._engine.generate(self._request(item, number, deadline_s))
-            fault = fault_of(reply, item.choices)
+            request = self._request(item, question, number, deadline_s)
+            reply = await self._engine.generate(request)
+            fault = fault_of(reply, question.choices)
         except EngineError as error:
             fault = error.kind
             if isinstance(error, EngineDead) and error.final:
@@ -228,24 +261,29 @@ class Asker:
         del self._unanswered[number]
         return Answer(due, sent, time.monotonic(), reply, fault, overlaps)
 
-    def _request(self, item: WorkItem, number: int, deadline_s: float) -> Request:
+    def _request(
+        self, item: WorkItem, question: Question, number: int, deadline_s: float
+    ) -> Request:
         return Request(
             f"{item.match_id}/{item.ply}/0/{number}",
             item.match_id,
-            self._engine.template.render(item.parts),
-            item.choices,
-            item.max_tokens,
-            item.sampling,
+            self._engine.template.render(question.parts),
+            question.choices,
+            question.max_tokens,
+            question.sampling,
             deadline_s,
+            use_prefix_cache=question.use_prefix_cache,
         )
 
 
-def fault_of(reply: Reply, choices: Sequence[str]) -> str | None:
-    """What is wrong with a constrained answer; None: it is a legal move."""
-    if reply.text in choices:
+def fault_of(reply: Reply, choices: Sequence[str] | None) -> str | None:
+    """What is wrong with an answer; None: it is one of the choices, or free and whole."""
+    if choices is not None and reply.text in choices:
         return None
     if reply.finish is Finish.DEADLINE:
         return Fault.STALLED.value
+    if choices is None:
+        return None
     if any(choice.startswith(reply.text) for choice in choices):
         return Fault.CUT_SHORT.value
     return Fault.CONSTRAINT_IGNORED.value

@@ -311,9 +311,7 @@ def _engine_name(ask: PlanAsk) -> str | None:
         return None
     used = ask.config.used_engines()
     if ask.engine is not None:
-        if ask.engine not in ask.config.engines:
-            known = ", ".join(ask.config.engines) or "none"
-            raise ConfigError(f"--engine: no engine is named {ask.engine!r}; engines: {known}")
+        ask.config.asked_engine(ask.engine)
         return ask.engine
     if len(used) != 1:
         told = f"these are asked: {', '.join(used)}" if used else "no agent asks one"

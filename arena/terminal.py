@@ -26,7 +26,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from arena import plan_text, simulate_text
+from arena import plan_text, shapes_text, simulate_text
 from arena.compare_text import (
     CELL_HEADINGS,
     agreement_texts,
@@ -817,17 +817,39 @@ def _print_lines(console: Console, title: str, lines: Iterable[str]) -> None:
 
 def print_simulation(result: Mapping[str, Any], out: TextIO) -> None:
     """A simulation as tables and lines."""
+    title, summary = simulate_text.title(result), simulate_text.summary_text(result)
+    sections = {"What it says": simulate_text.lines(result)}
+    _print_tables(title, summary, simulate_text.tables(result), sections, out)
+
+
+def print_shapes(result: Mapping[str, Any], out: TextIO) -> None:
+    """A bench of shapes as a table and lines."""
+    title, summary = shapes_text.title(result), shapes_text.summary_text(result)
+    sections = {
+        "What it says": shapes_text.lines(result),
+        "Shapes": shapes_text.shape_lines(),
+    }
+    _print_tables(title, summary, shapes_text.tables(result), sections, out)
+
+
+def _print_tables(
+    title: str,
+    summary: str,
+    tables: Iterable[simulate_text.Table],
+    sections: Mapping[str, Iterable[str]],
+    out: TextIO,
+) -> None:
     page = io.StringIO()  # rich would end the process where a pipe breaks
     is_terminal = out.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else 120
     console = Console(file=page, highlight=False, width=width, force_terminal=is_terminal)
-    summary = _safe(simulate_text.summary_text(result))
-    console.print(Text.assemble((simulate_text.title(result), "bold"), ": ", summary))
-    for told in simulate_text.tables(result):
+    console.print(Text.assemble((_safe(title), "bold"), ": ", _safe(summary)))
+    for told in tables:
         table = _table(told.title, *told.columns, right=told.columns[1:])
         for row in told.rows:
             table.add_row(*(Text(_safe(cell)) for cell in row))
         console.print()
         console.print(table)
-    _print_lines(console, "What it says", simulate_text.lines(result))
+    for heading, lines in sections.items():
+        _print_lines(console, heading, lines)
     out.write(page.getvalue())

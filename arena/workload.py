@@ -57,6 +57,23 @@ class WorkItem:
         return max(len(choice.encode()) for choice in self.choices) + 1
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What an engine is asked for a work item."""
+
+    parts: PromptParts
+    choices: tuple[str, ...] | None
+    """The only answers there are; None: the engine writes what it likes."""
+    max_tokens: int
+    sampling: Sampling
+    use_prefix_cache: bool = True
+
+
+def as_agents_ask(item: WorkItem) -> Question:
+    """The question of a constrained agent."""
+    return Question(item.parts, item.choices, item.max_tokens, item.sampling)
+
+
 @dataclass(frozen=True)
 class Workload:
     """Questions in the order of their arrival."""
