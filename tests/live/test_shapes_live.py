@@ -1,7 +1,7 @@
 """Each shape of request on real vLLM: its tokens, its constraint, and what of it is cached."""
 
 import importlib.util
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ pytestmark = [
 
 ENGINE = {"kind": "vllm", "max_concurrent": 4, "context_tokens": 1024}
 ENGINE["block_tokens"] = CPU_BLOCK_TOKENS
-PLIES = 3
+PLIES = 2
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -63,7 +63,7 @@ class Asked:
     async def ask(self) -> None:
         asker = Asker(self._engine, 120.0, self.question)
         assert await asker.forget()
-        run = await asker.closed_loop([self.items], 1, 240.0)
+        run = await asker.waves([self.items], 1, 240.0)
         assert [answer.fault for answer in run.answers] == [None] * PLIES
         self.replies = [answer.reply for answer in run.answers if answer.reply is not None]
 
@@ -95,30 +95,44 @@ def shared(one: list[int], other: list[int]) -> int:
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-async def asked(engine: Limited, name: str) -> Asked:
-    made = Asked(engine, name)
-    await made.ask()
-    return made
+Ask = Callable[[str], Awaitable[Asked]]
 
 
-async def test_a_writes_200_tokens_and_finds_nothing(engine: Limited) -> None:
-    chat = await asked(engine, "A")
+@pytest.fixture(scope="module")
+def asked(engine: Limited) -> Ask:
+    """By a shape's name what came of it, asked once: a chat takes its time."""
+    known: dict[str, Asked] = {}
+
+    async def ask(name: str) -> Asked:
+        if name not in known:
+            made = Asked(engine, name)
+            await made.ask()
+            known[name] = made
+        return known[name]
+
+    return ask
+
+
+async def test_a_writes_200_tokens_and_finds_nothing(asked: Ask) -> None:
+    chat = await asked("A")
     assert chat.written() == [CHAT_TOKENS] * PLIES
     assert chat.cached() == [0] * PLIES
     assert chat.in_whole_blocks()[-1] > 0
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "A"])
-async def test_what_was_told_before_is_found_in_whole_blocks(engine: Limited, name: str) -> None:
-    told = await asked(engine, name)
+async def test_what_was_told_before_is_found_in_whole_blocks(
+    engine: Limited, asked: Ask, name: str
+) -> None:
+    told = await asked(name)
     assert told.cached() == told.in_whole_blocks()
     assert [reply.usage.prompt for reply in told.replies] == [
         engine.template.count_tokens(question.parts) for question in told.questions
     ]
 
 
-async def test_answers_are_what_a_shape_allows(engine: Limited) -> None:
-    by_name = {name: await asked(engine, name) for name in SHAPES if name not in "AB"}
+async def test_answers_are_what_a_shape_allows(asked: Ask) -> None:
+    by_name = {name: await asked(name) for name in SHAPES if name not in "AB"}
     for name in ("C", "F", "default"):
         told = by_name[name]
         for item, reply in zip(told.items, told.replies, strict=True):
@@ -137,9 +151,9 @@ async def test_answers_are_what_a_shape_allows(engine: Limited) -> None:
     assert by_name["E"].uncached()[-1] < by_name["D"].uncached()[-1]
 
 
-async def test_the_end_token_is_what_f_leaves_out(engine: Limited) -> None:
+async def test_the_end_token_is_what_f_leaves_out(asked: Ask) -> None:
     """Where the longest move is as long as all are."""
-    short, usual = await asked(engine, "F"), await asked(engine, "default")
+    short, usual = await asked("F"), await asked("default")
     for item, without, having in zip(short.items, short.written(), usual.written(), strict=True):
         assert {len(choice) for choice in item.choices} == {4}
         assert (without, having) == (4, 5)
@@ -150,7 +164,7 @@ async def test_priming_brings_the_prompt_into_the_cache(engine: Limited) -> None
     asker = Asker(engine, 120.0, lambda item: shapes.priming(chat.question(item)))
     assert await asker.forget()
     for expected in (0, None):
-        run = await asker.closed_loop([chat.items[:1]], 1, 240.0)
+        run = await asker.waves([chat.items[:1]], 1, 240.0)
         (answer,) = run.answers
         assert answer.reply is not None
         usage: Any = answer.reply.usage
