@@ -15,7 +15,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,8 +28,8 @@ from arena.loops import WARM_PLIES, Asker
 from arena.overload import evenly_spaced, prepare
 from arena.simulate import step_row
 from arena.workload import Workload
-from serving import Engine, EngineError, Limited, Reply
-from serving.batching import Arrivals, ClosedLoop, Job, Server, Source, run_continuous
+from serving import Engine, EngineConfig, EngineError, Limited, Reply
+from serving.batching import Arrivals, ClosedLoop, Job, Server, Trace, run_continuous
 from serving.step_time import Step, fit
 
 SCHEMA_VERSION = 1
@@ -112,7 +112,7 @@ async def measure(
         "engine": told,
         "seconds": seconds,
         "rounds": rounds,
-        **_judge(trial, slots, seconds),
+        **_judge(trial, config.engine(name), seconds),
     }
 
 
@@ -178,11 +178,17 @@ class _Trial:
             raise asker.dead
 
 
-def _judge(trial: _Trial, slots: int, seconds: float) -> dict[str, Any]:
+def _judge(trial: _Trial, settings: EngineConfig, seconds: float) -> dict[str, Any]:
     seen = _calibrated(trial.calibrating, trial.steps)
-    server = Server(slots, fit(without_stalls(seen.steps)))
+    step_time, most = fit(without_stalls(seen.steps)), getattr(settings, "max_batched_tokens", None)
+    server = Server(settings.max_concurrent, step_time, most)
     rows = [
-        {"cell": cell.name, **judged(_forecast(cell, seen, server, seconds), cell.speed())}
+        {
+            "cell": cell.name,
+            **judged(_forecast(cell, seen, server, seconds), cell.speed()),
+            "rounds": [run.moves_per_s for run in cell.runs],
+            "answers": len(cell.answers),
+        }
         for cell in trial.held
     ]
     return {
@@ -233,24 +239,37 @@ def _outside_s(answer: Answer, reply: Reply) -> float | None:
 
 def _forecast(cell: _Cell, seen: _Seen, server: Server, seconds: float) -> Speed:
     """The same cell as often as it was measured, and `SIMULATED_ROUNDS` times that."""
-    moves, window_s, took = 0, 0.0, list[float]()
-    for seed in range(len(cell.runs) * SIMULATED_ROUNDS):
-        source, until_s = _source(cell, seen, seconds, seed)
-        trace = run_continuous(source, Server(server.slots, server.step_time, seed=seed))
-        moves += sum((job.done or 0.0) <= until_s for job in trace.jobs)
-        window_s += until_s
-        took += [(job.done or 0.0) - job.arrival + seen.overhead_s for job in trace.jobs]
-    return Speed(moves / window_s, percentile(sorted(took), 0.95))
+    runs = [
+        _simulated(cell, seen, replace(server, seed=seed), seconds)
+        for seed in range(len(cell.runs) * SIMULATED_ROUNDS)
+    ]
+    return _Cell(cell.name, cell.clients, runs).speed()
 
 
-def _source(cell: _Cell, seen: _Seen, seconds: float, seed: int) -> tuple[Source, float]:
-    """What a cell asks, and the end of the window in which its moves are counted."""
-    dice = Random(f"forecast/{cell.name}/{seed}")
-    if cell.clients is not None:
+def _simulated(cell: _Cell, seen: _Seen, server: Server, seconds: float) -> Measurement:
+    """One cell in virtual time, its window as `arena.loops` has it."""
+    dice = Random(f"forecast/{cell.name}/{server.seed}")
+    if cell.clients is None:
+        rate = cell.rates[server.seed % len(cell.rates)]
+        times = [number / rate for number in range(int(rate * seconds))]
+        arrivals = Arrivals([Job(at, *dice.choice(seen.shapes)) for at in times])
+        answers = _answers(run_continuous(arrivals, server), seen.overhead_s)
+        return Measurement(0.0, min(seconds, times[-1]), answers, {})
+    until_s = 2 * seconds
+    while True:
         jobs = (Job(0.0, *dice.choice(seen.shapes)) for _ in itertools.count())
-        loop = ClosedLoop(jobs, cell.clients, seen.overhead_s, until_s=seconds, seed=seed)
-        return loop, seconds
-    rate = cell.rates[seed % len(cell.rates)]
-    times = [number / rate for number in range(int(rate * seconds))]
-    asked = [Job(at + seen.overhead_s, *dice.choice(seen.shapes)) for at in times]
-    return Arrivals(asked), min(seconds, times[-1])
+        loop = ClosedLoop(jobs, cell.clients, until_s=until_s, pause_s=seen.overhead_s)
+        answers = _answers(run_continuous(loop, server), seen.overhead_s)
+        began = max(answer.done for answer in answers[: cell.clients])
+        if until_s >= began + seconds:
+            counted = tuple(answer for answer in answers if answer.done > began)
+            return Measurement(began, began + seconds, counted, {}, begins_full=True)
+        until_s = 2 * (began + seconds)
+
+
+def _answers(trace: Trace, overhead_s: float) -> tuple[Answer, ...]:
+    return tuple(
+        Answer(job.arrival, job.arrival, job.done + overhead_s, None, None)
+        for job in trace.jobs
+        if job.done is not None
+    )

@@ -5,11 +5,12 @@
         for each cell, shuffled: forget prefixes → prime → so many streams, each asking again once
         it is answered (in waves: once all are) → drain
 
-Every cell of a repeat asks for the same moves of the same games, so a ratio of two of them is not
-of two workloads, and a machine that slows down slows all cells alike.
+Every cell of a repeat asks for the moves of the same games side by side, so a ratio of two of them
+is not of two workloads, and a machine that slows down slows all cells alike.
 """
 
 import asyncio
+import itertools
 import os
 import platform
 from collections.abc import Callable, Mapping
@@ -203,10 +204,13 @@ class _Trial:
         self._forgets &= await asker.forget()
         if question(matches[0][0]).use_prefix_cache:
             prime = Asker(limited, DEADLINE_S, lambda item: shapes.priming(question(item)))
-            await prime.warm(matches[: options.streams])  # as many for one stream: all games' rules
-        begun = [match[WARM_PLIES:] for match in matches[:streams]]
+            await prime.warm(matches[: options.streams])
+        begun = [match[WARM_PLIES:] for match in matches[: options.streams]]
+        asked = [*begun, *matches[options.streams :]]
+        if streams == 1:  # a plain loop over the same matches
+            asked = [tuple(itertools.chain.from_iterable(zip(*begun, strict=False)))]
         ask = asker.waves if cell.submission == "waves" else asker.closed_loop
-        run = await ask([*begun, *matches[streams:]], streams, options.seconds)
+        run = await ask(asked, streams, options.seconds)
         if asker.dead is not None:
             raise asker.dead
         if self._engine.restarts > restarts:
@@ -228,7 +232,4 @@ class _Trial:
                 "this kind of server cannot be told a least length: free answers end where the "
                 "model likes"
             )
-        for row in rows:
-            if row["shape"] == "A" and row["uncached"] not in (None, row["prompt_tokens"]):
-                told.append(f"{shapes.cell_of(row)}: the prefix cache could not be turned off")
-        return told
+        return [*told, *shapes.notes(rows, self._options.seconds)]

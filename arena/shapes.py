@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from agents.prompt import Mode, lead
 from arena import schedule
-from arena.compare_figures import Measurement, spread
+from arena.compare_figures import SHORT_WINDOW, Measurement, spread
 from arena.config import RunConfig
 from arena.distribution import summary
 from arena.workload import Question, WorkItem, Workload, as_agents_ask
@@ -197,6 +197,7 @@ def cell_row(cell: Cell, runs: Sequence[Measurement]) -> dict[str, Any]:
         "streams": cell.streams,
         "submission": cell.submission,
         "moves_per_s": [run.moves_per_s for run in runs],
+        "seconds": [run.seconds for run in runs],
         "prompt_tokens": _mean(
             reply.usage.prompt for reply in replies if reply.usage.prompt is not None
         ),
@@ -219,6 +220,25 @@ def cell_row(cell: Cell, runs: Sequence[Measurement]) -> dict[str, Any]:
 def _mean(values: Iterable[float]) -> float | None:
     known = list(values)
     return statistics.fmean(known) if known else None
+
+
+def notes(rows: Sequence[Mapping[str, Any]], seconds: float) -> Iterator[str]:
+    """What a reader must know of cells that were to last so many seconds each."""
+    short = [row for row in rows if min(row["seconds"]) < SHORT_WINDOW * seconds]
+    if short:
+        short.sort(key=lambda row: min(row["seconds"]))
+        least = min(short[0]["seconds"])
+        yield (
+            f"{len(short)} of {len(rows)} cells ran out of questions, the first after {least:.2f} "
+            f"of {seconds:g} s ({cell_of(short[0])}), which is all that its figures are of; raise "
+            "tournament.pairs or tournament.max_plies"
+        )
+    for row in rows:
+        if row["shape"] == "A" and row["uncached"] not in (None, row["prompt_tokens"]):
+            yield f"{cell_of(row)}: the prefix cache could not be turned off"
+        written = row["output_tokens"]
+        if row["shape"] in ("A", "B") and written not in (None, CHAT_TOKENS):
+            yield f"{cell_of(row)}: answers are of {written:.1f} tokens instead of {CHAT_TOKENS}"
 
 
 def ratios(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -20,6 +20,10 @@ from arena.shapes import cell_of
 
 Row = Mapping[str, Any]
 
+_TICKS = [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5)]
+_LOGARITHMIC = {"type": "log", "tickvals": _TICKS, "ticktext": [f"{tick:g}" for tick in _TICKS]}
+"""plotly's own labels between powers of ten are single digits."""
+
 
 def write(path: Path, result: Row) -> None:
     """Write the page of a bench, as `output.write` does. StoreError if it cannot be."""
@@ -63,7 +67,7 @@ def figures(result: Row) -> list[dict[str, Any]]:
                 _marks(0, _rates(0, f"{result['streams']} streams", full)),
                 _marks(1, _rates(1, "one stream", alone)),
             ],
-            "layout": _layout("moves/s", type="log", dtick="D2"),
+            "layout": _layout("moves/s", **_LOGARITHMIC),
         },
         {
             "id": "cost",
@@ -83,7 +87,7 @@ def figures(result: Row) -> list[dict[str, Any]]:
                 _marks(0, _bars(0, "p50", full, "p50_ms")),
                 _marks(1, _bars(4, "p95", full, "p95_ms")),
             ],
-            "layout": _layout("ms", type="log", dtick="D2"),
+            "layout": _layout("ms", **_LOGARITHMIC),
         },
         {
             "id": "waves",

@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from arena import forecast
+from arena.compare_figures import Measurement
+from serving.batching import Server
+from serving.step_time import StepTime
 from tests.arena.stepping_engine import OUTPUT, TIME, UNCACHED
 from tests.arena.test_run import arena
 
@@ -60,11 +64,25 @@ def test_an_engine_is_forecast_from_two_loads_at_others(
     assert four >= TIME.seconds(4, 4) * 1000 * 0.9
     assert [cell["cell"] for cell in result["cells"]] == ["closed 2", "closed 4", "open"]
     for cell in result["cells"]:
+        assert len(cell["rounds"]) == 1
+        assert cell["answers"] > 0
         assert min(*cell["predicted"].values(), *cell["measured"].values()) > 0
         for key, error in cell["error"].items():
             assert error == pytest.approx(cell["predicted"][key] / cell["measured"][key] - 1)
         assert cell["is_within"] is all(abs(error) <= 0.3 for error in cell["error"].values())
     assert code == (0 if all(cell["is_within"] for cell in result["cells"]) else 1)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 4.0, 20.0])
+@pytest.mark.parametrize("clients", [1, 4])
+def test_a_forecast_counts_as_the_measurement_does(seconds: float, clients: int) -> None:
+    """Whatever part of an answer's time a window is."""
+    server = Server(8, StepTime(base_s=0.1, per_token_s=0.0, per_request_s=0.0))
+    seen = forecast._Seen([], ((10, 5),), overhead_s=0.01)
+    cell = forecast._Cell("closed", clients, [Measurement(0.0, seconds, (), {})])
+    told = forecast._forecast(cell, seen, server, seconds)
+    assert told.moves_per_s == pytest.approx(clients / 0.51)
+    assert told.p95_s == pytest.approx(0.51)
 
 
 def test_an_engine_that_tells_no_steps_is_not_forecast(

@@ -270,6 +270,8 @@ def rows(rates: Mapping[Cell, Sequence[float]], streams: int = 4) -> list[dict[s
     """Of all cells; those not told make one move a second."""
     made = [shapes.cell_row(cell, [run(answer(10, 11))] * 3) for cell in shapes.cells(streams)]
     for row in made:
+        if row["shape"] in ("A", "B"):
+            row["output_tokens"] = CHAT_TOKENS
         row["moves_per_s"] = list(rates.get(shapes.cell_of(row), (1.0, 1.0, 1.0)))
     return made
 
@@ -285,6 +287,20 @@ def test_cells_are_all_shapes_then_waves_then_one_stream() -> None:
         "A, one stream",
     ]
     assert len(set(told)) == 13
+
+
+def test_a_cell_that_is_not_what_its_name_says_is_told() -> None:
+    told = rows({})  # windows of 10 s
+    told[0]["uncached"] = told[0]["prompt_tokens"]
+    told[-1]["uncached"] = None
+    assert list(shapes.notes(told, 10.0)) == []
+    (short,) = shapes.notes(told, 20.0)
+    assert short.startswith("13 of 13 cells ran out of questions, the first after 10.00 of 20 s")
+    told[0] |= {"uncached": 90.0, "output_tokens": 30.0}
+    assert list(shapes.notes(told, 10.0)) == [
+        "A, 4 streams: the prefix cache could not be turned off",
+        "A, 4 streams: answers are of 30.0 tokens instead of 200",
+    ]
 
 
 def test_a_ratio_is_of_cells_of_the_same_repeat() -> None:

@@ -24,7 +24,7 @@ from serving.process import group_members
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(700),
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (cpu or gpu extra)"
     ),
@@ -103,7 +103,7 @@ class Run:
         self.until(f"{more} more plies", lambda: self.num_plies() >= wanted)
         return self.num_plies()
 
-    def ended(self, limit_s: float = 150.0) -> tuple[int, str]:
+    def ended(self, limit_s: float = 300.0) -> tuple[int, str]:
         """Exit code and stderr, once it has ended."""
         assert self.process is not None
         _, said = self.process.communicate(timeout=limit_s)
@@ -149,7 +149,7 @@ def assert_nobody_paid(run: Run) -> None:
 
 
 def test_arena_killed_then_worker_killed_then_finished(tmp_path: Path, runs: list[Run]) -> None:
-    run = make_run(tmp_path, max_plies=40)
+    run = make_run(tmp_path, max_plies=24)
     runs.append(run)
     run.start()
     run.until_plies(8)

@@ -84,8 +84,10 @@ def test_a_healthy_run_says_nothing_and_its_occupancy_is_what_was_in_the_step(
     # vLLM's own gauge reads 0 at the last step of every move; the batch is never empty in a step
     assert all(row.step_requests for row in held.samples if row.step_requests is not None)
     seconds = [b for b in held.buckets if b.span_s == 1.0 and b.replies]
-    assert len(seconds) >= 10
-    assert all(b.requests_mean and b.requests_mean >= 1 for b in seconds)
+    # on a slow machine a step may have ended in the second before its replies
+    known = [b.requests_mean for b in seconds if b.requests_mean is not None]
+    assert len(known) >= 10
+    assert min(known) >= 1
     assert sum(b.replies for b in seconds) == len(held.plies)
 
 
