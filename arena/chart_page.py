@@ -77,7 +77,7 @@ def document(title: str, body: Sequence[str], figures: Sequence[Figure], style: 
     rules = (STATIC / "style.css").read_text(encoding="utf-8") + _STYLE + style
     inside = "\n".join(body)
     return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<!doctype html>\n<!-- Boardfleet -->\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy(script, _SCRIPT)}">\n'
         f"<title>{text(title)}</title>\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -360,7 +360,7 @@ def _bench_shape(parsed: argparse.Namespace) -> int:
     if result is None:
         return ENGINE_FAILED
     _tell(result, parsed, shapes_page.write, terminal.print_shapes)
-    return OK
+    return OK if result["repeats"] == parsed.repeats else ENGINE_FAILED
 
 
 def _measured(

@@ -41,6 +41,9 @@ OPEN_LOAD = 0.5
 SIMULATED_ROUNDS = 10
 """For each real one, with dice of its own."""
 _DRAIN_S = 30.0
+TELLING = frozenset({"vllm"})
+"""Kinds that tell each step; a user's own may."""
+_REMEDY = 'name one that does, as kind = "vllm" is'
 
 
 @dataclass
@@ -98,6 +101,8 @@ async def measure(
             f"engines.{name}.max_concurrent: {slots} leave no room for other loads than one; give "
             f"{LEAST_CONCURRENT} or more"
         )
+    if ":" not in (kind := config.engine(name).kind) and kind not in TELLING:
+        raise ConfigError(f"--engine {name}: {kind} does not tell each step; {_REMEDY}")
     engine, workload = await asyncio.to_thread(prepare, config, name, logs)
     try:
         announce(f"starting engine {name} ({engine.kind})")
@@ -220,8 +225,7 @@ def _calibrated(cells: Sequence[_Cell], steps: Sequence[tuple[float, int, int]])
     )
     if not busy or not shapes:
         raise EngineError(
-            "the engine does not tell each step and what of a prompt was cached; name one that "
-            'does, as kind = "vllm" is'
+            f"the engine does not tell each step and what of a prompt was cached; {_REMEDY}"
         )
     outside = [_outside_s(answer, reply) for answer, reply in replies]
     known = [seconds for seconds in outside if seconds is not None]

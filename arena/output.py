@@ -18,12 +18,12 @@ class Kind:
     """What a file may be written over by: one of its own kind."""
 
     name: str
-    """In words, as in "is no HTML page"."""
+    """In words, as in "is no page of ours"."""
     beginning: bytes
     """The first bytes of every such file, in lower case."""
 
 
-HTML_PAGE = Kind("HTML page", b"<!doctype html>")
+HTML_PAGE = Kind("page of ours", b"<!doctype html>\n<!-- boardfleet -->")
 
 
 def check(path: Path, kind: Kind) -> None:

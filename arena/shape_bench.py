@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -97,7 +97,7 @@ async def measure(
         "machine": {"processors": os.cpu_count(), "system": platform.platform()},
         "streams": options.streams,
         "seconds": options.seconds,
-        "repeats": options.repeats,
+        "repeats": len(rows[0]["moves_per_s"]),
         "workload": {
             "digest": workload.digest,
             "source": workload.source,
@@ -160,20 +160,32 @@ class _Trial:
         self._options, self._announce = options, announce
         self._forgets = True
         self._takes_least = True
+        self._ended_by: EngineError | None = None
 
     async def run(self) -> list[dict[str, Any]]:
-        """All cells, a row each; raises EngineError."""
+        """All cells, a row each, of the repeats until one fails; EngineError if the first does."""
         self._takes_least = await self._can_be_told_a_least_length()
         known = shapes.cells(self._options.streams)
-        runs: dict[Cell, list[Measurement]] = {cell: [] for cell in known}
-        for repeat in range(self._options.repeats):
-            order = list(known)
-            Random(f"shape/{self._workload.digest}/{repeat}").shuffle(order)
-            for cell in order:
-                runs[cell].append(await self._measure(cell, repeat))
-                told = f"{runs[cell][-1].moves_per_s:.2f} moves/s"
-                self._announce(f"repeat {repeat + 1} of {self._options.repeats}, {cell}: {told}")
-        return [shapes.cell_row(cell, runs[cell]) for cell in known]
+        repeats: list[dict[Cell, Measurement]] = []
+        for number in range(self._options.repeats):
+            try:
+                repeats.append(await self._repeat(number, known))
+            except EngineError as error:
+                if not repeats:
+                    raise
+                self._ended_by = error
+                break
+        return [shapes.cell_row(cell, [repeat[cell] for repeat in repeats]) for cell in known]
+
+    async def _repeat(self, number: int, cells: Sequence[Cell]) -> dict[Cell, Measurement]:
+        order = list(cells)
+        Random(f"shape/{self._workload.digest}/{number}").shuffle(order)
+        runs = {}
+        for cell in order:
+            runs[cell] = await self._measure(cell, number)
+            told = f"{runs[cell].moves_per_s:.2f} moves/s"
+            self._announce(f"repeat {number + 1} of {self._options.repeats}, {cell}: {told}")
+        return runs
 
     async def _can_be_told_a_least_length(self) -> bool:
         item = self._workload.items[0]
@@ -225,6 +237,9 @@ class _Trial:
     def notes(self, rows: list[dict[str, Any]]) -> list[str]:
         """What a reader must know."""
         told = []
+        if self._ended_by is not None:
+            done = len(rows[0]["moves_per_s"])
+            told.append(f"ended after {done} of {self._options.repeats} repeats: {self._ended_by}")
         if not self._forgets:
             told.append("the prefix cache was not emptied before each cell")
         if not self._takes_least:

@@ -535,10 +535,7 @@ def _cut(text: str, width: int) -> str:
 
 def print_report(report: Mapping[str, Any], out: TextIO) -> None:
     """The summary of a run as tables."""
-    page = io.StringIO()  # rich would end the process where a pipe breaks
-    is_terminal = out.isatty()
-    width = shutil.get_terminal_size().columns if is_terminal else 120
-    console = Console(file=page, highlight=False, width=width, force_terminal=is_terminal)
+    page, console = _page(out)
     counts = report["matches"]
     console.print(
         Text.assemble(
@@ -736,6 +733,8 @@ def let_go_of_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+_GAP = 3
+"""Between columns of a table."""
 _SPEED = ("asked", "engine", *CELL_HEADINGS[2:8], "in time", "failures")
 _COST = ("asked", "engine", *CELL_HEADINGS[8:13])
 """Columns of a comparison: how fast, and by what."""
@@ -743,10 +742,7 @@ _COST = ("asked", "engine", *CELL_HEADINGS[8:13])
 
 def print_compare(result: Mapping[str, Any], out: TextIO) -> None:
     """A comparison of engines as tables and lines."""
-    page = io.StringIO()  # rich would end the process where a pipe breaks
-    is_terminal = out.isatty()
-    width = shutil.get_terminal_size().columns if is_terminal else 120
-    console = Console(file=page, highlight=False, width=width, force_terminal=is_terminal)
+    page, console = _page(out)
     console.print(Text.assemble((_safe(result["name"]), "bold"), ": ", summary_text(result)))
     failures = [text for engine in result["engines"] for text in engine["failures"]]
     rows = list(map(cell_texts, result["cells"]))
@@ -755,28 +751,52 @@ def print_compare(result: Mapping[str, Any], out: TextIO) -> None:
     _print_lines(console, "Not equal", unequal_texts(result["unequal"]))
     _print_lines(console, "Notes", result["notes"])
     for title, columns in (("How fast", _SPEED), ("By what", _COST)):
-        console.print()
-        console.print(_compare_table(title, columns, rows))
+        picked = [CELL_HEADINGS.index(column) for column in columns]
+        told = [[row[place] for place in picked] for row in rows]
+        _print_table(console, title, columns, told, left=("asked", "engine", "failures"), names=2)
     _print_lines(console, "Differences", difference_texts(result["differences"]))
     _print_lines(console, "Greedy answers alike", agreement_texts(result["agreement"]))
     _print_lines(console, "Command lines and arguments", flags_texts(result["engines"]))
     out.write(page.getvalue())
 
 
-def _compare_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = _table(title, *columns, right=set(columns) - {"asked", "engine", "failures"})
-    for row in rows:
-        by_name = dict(zip(CELL_HEADINGS, row, strict=True))
-        table.add_row(*(Text(_safe(by_name[column])) for column in columns))
-    return table
+def _page(out: TextIO) -> tuple[io.StringIO, Console]:
+    """What is to be written to `out` at once, and what prints to it as if it were `out`."""
+    page = io.StringIO()  # rich would end the process where a pipe breaks
+    is_terminal = out.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else 120
+    return page, Console(file=page, highlight=False, width=width, force_terminal=is_terminal)
+
+
+def _print_table(
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    left: Collection[str] = (),
+    names: int = 1,
+) -> None:
+    """A table after an empty line; in parts where it is wider than the console, each beginning with
+    the first `names` columns: no figure is ever cut."""
+    widths = [max(map(cell_len, texts)) + _GAP for texts in zip(columns, *rows, strict=True)]
+    first, parts = list(range(names)), list[list[int]]()
+    for place in range(names, len(columns)):
+        if not parts or sum(widths[n] for n in (*parts[-1], place)) > console.width:
+            parts.append(first.copy())
+        parts[-1].append(place)
+    for number, part in enumerate(parts):
+        right = [columns[n] for n in part if columns[n] not in left]
+        table = _table("" if number else title, *(columns[n] for n in part), right=right)
+        for row in rows:
+            table.add_row(*(Text(_safe(row[n])) for n in part))
+        console.print()
+        console.print(table)
 
 
 def print_plan(plan: Mapping[str, Any], out: TextIO) -> None:
     """A plan as tables and lines, and the TOML to paste."""
-    page = io.StringIO()  # rich would end the process where a pipe breaks
-    is_terminal = out.isatty()
-    width = shutil.get_terminal_size().columns if is_terminal else 120
-    console = Console(file=page, highlight=False, width=width, force_terminal=is_terminal)
+    page, console = _page(out)
     console.print(Text(_safe(plan_text.title(plan)), style="bold"))
     known = _table("", "", "")
     known.show_header = False
@@ -797,11 +817,7 @@ def print_plan(plan: Mapping[str, Any], out: TextIO) -> None:
         (steps, plan_text.STEP_HEADINGS, plan_text.step_rows(plan)),
     ):
         if rows:
-            table = _table(title, *headings, right=headings)
-            for row in rows:
-                table.add_row(*row)
-            console.print()
-            console.print(table)
+            _print_table(console, title, headings, rows)
     out.write(page.getvalue())
 
 
@@ -839,17 +855,10 @@ def _print_tables(
     sections: Mapping[str, Iterable[str]],
     out: TextIO,
 ) -> None:
-    page = io.StringIO()  # rich would end the process where a pipe breaks
-    is_terminal = out.isatty()
-    width = shutil.get_terminal_size().columns if is_terminal else 120
-    console = Console(file=page, highlight=False, width=width, force_terminal=is_terminal)
+    page, console = _page(out)
     console.print(Text.assemble((_safe(title), "bold"), ": ", _safe(summary)))
     for told in tables:
-        table = _table(told.title, *told.columns, right=told.columns[1:])
-        for row in told.rows:
-            table.add_row(*(Text(_safe(cell)) for cell in row))
-        console.print()
-        console.print(table)
+        _print_table(console, told.title, told.columns, told.rows, left=told.columns[:1])
     for heading, lines in sections.items():
         _print_lines(console, heading, lines)
     out.write(page.getvalue())

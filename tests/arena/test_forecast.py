@@ -22,6 +22,9 @@ max_concurrent = 8
 kind = "scripted"
 latency_seconds = 0.01
 max_concurrent = 8
+[engines.silent]
+kind = "tests.examples.own_engine:DiceEngine"
+max_concurrent = 8
 [engines.narrow]
 kind = "scripted"
 max_concurrent = 2
@@ -88,7 +91,7 @@ def test_a_forecast_counts_as_the_measurement_does(seconds: float, clients: int)
 def test_an_engine_that_tells_no_steps_is_not_forecast(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ("--engine", "scripted", "--seconds", 1, "--rounds", 1)
+    asked = ("--engine", "silent", "--seconds", 1, "--rounds", 1)
     assert arena("bench", "forecast", config, *asked) == 3
     said = capsys.readouterr()
     assert said.out == ""
@@ -99,6 +102,7 @@ def test_an_engine_that_tells_no_steps_is_not_forecast(
     ("arguments", "told"),
     [
         (("--engine", "other"), "--engine other: no engine is named so; engines: main, scripted"),
+        (("--engine", "scripted"), "--engine scripted: scripted does not tell each step; name one"),
         (("--engine", "main", "--seconds", "nan"), "--seconds: give 1 to 600"),
         (("--engine", "main", "--rounds", 0), "--rounds: give 1 to 100"),
         (("--engine", "narrow"), "engines.narrow.max_concurrent: 2 leave no room"),

@@ -109,7 +109,7 @@ def test_only_a_page_of_this_kind_is_written_over(
     """A slip of the hand wrote a page over a run's database."""
     kept = (folder / "run.db").read_bytes()
     assert arena("report", folder, "--html", folder / "run.db") == 2
-    assert "is no HTML page" in capsys.readouterr().err
+    assert "is no page of ours" in capsys.readouterr().err
     assert (folder / "run.db").read_bytes() == kept
     linked = tmp_path / "linked.html"
     linked.symlink_to(tmp_path / "real.html")

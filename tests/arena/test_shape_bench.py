@@ -167,6 +167,17 @@ def test_an_engine_that_fails_ends_the_bench(
     assert said.err.splitlines()[-1].startswith(told)
 
 
+def test_repeats_before_an_engine_died_are_kept(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--engine", "dying", "--set", "engines.dying.lives=1500", "--repeats", 3, "--json")
+    assert arena("bench", "shape", config, *SHORT, *asked) == 3
+    result = json.loads(capsys.readouterr().out)
+    assert result["repeats"] == 1
+    assert {len(row["moves_per_s"]) for row in result["cells"]} == {1}
+    assert result["notes"][0] == "ended after 1 of 3 repeats: the power is off"
+
+
 def test_a_cell_in_which_the_engine_died_is_no_figure(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

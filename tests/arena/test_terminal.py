@@ -14,6 +14,7 @@ import termios
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from random import Random
 from typing import Any, TextIO
 
 import pytest
@@ -23,7 +24,15 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from arena.report import build
-from arena.terminal import PlainView, RichView, panel, plain_line, print_report, print_tree
+from arena.terminal import (
+    PlainView,
+    RichView,
+    _print_table,
+    panel,
+    plain_line,
+    print_report,
+    print_tree,
+)
 from serving.telemetry import Bucket
 from tests.arena.test_report import a_match, records
 
@@ -526,3 +535,18 @@ def test_a_tree_of_figures_names_every_leaf() -> None:
     out = io.StringIO()
     print_tree({"a": {"b": 1.5, "c": None}, "cells": [{"seats": 2}]}, out)
     assert out.getvalue().splitlines() == ["a:", "  b: 1.500", "  c: n/a", "cells 1:", "  seats: 2"]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_no_figure_of_a_wide_table_is_cut(width: int) -> None:
+    for seed in range(40):
+        dice = Random(f"{width}/{seed}")
+        columns = [f"c{at}{'x' * dice.randint(0, 12)}" for at in range(dice.randint(2, 12))]
+        rows = [[f"{n}.{'7' * dice.randint(0, 12)}" for _ in columns] for n in range(3)]
+        out = io.StringIO()
+        _print_table(Console(file=out, width=width), "wide", columns, rows)
+        told = out.getvalue()
+        assert all(cell in told for row in rows for cell in row)
+        assert max(map(len, told.splitlines())) <= width
+        # each part says whose its figures are
+        assert told.count(rows[0][0]) >= told.count(columns[0])

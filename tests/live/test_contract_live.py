@@ -23,7 +23,7 @@ IN_MODULE_LOOP = pytest.mark.asyncio(loop_scope="module")
 pytestmark = [
     pytest.mark.live,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     IN_MODULE_LOOP,
 ]
 

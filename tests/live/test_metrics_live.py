@@ -17,7 +17,7 @@ from tests.arena.test_grafana import names_of, queried_names
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (cpu or gpu extra)"
     ),

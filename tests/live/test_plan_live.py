@@ -26,7 +26,7 @@ from serving.server_process import free_port
 from serving.sglang_cpu import REMEDY, sglang_python
 from tests.serving.contract import open_engine
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def planned(table: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from serving.server_process import free_port
 from serving.sglang_cpu import REMEDY, sglang_python
 from tests.live.test_faults_live import Run, assert_nobody_paid, events
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(600)]
 
 needs_llama = pytest.mark.skipif(not is_installed(), reason="xllamacpp is not installed")
 needs_sglang = pytest.mark.skipif(

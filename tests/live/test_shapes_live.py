@@ -19,7 +19,7 @@ from tests.serving.contract import open_engine
 pytestmark = [
     pytest.mark.live,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (cpu or gpu extra)"
     ),

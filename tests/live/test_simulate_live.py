@@ -14,7 +14,7 @@ from arena.store import read
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (cpu or gpu extra)"
     ),
