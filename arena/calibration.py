@@ -7,8 +7,9 @@ recorded count (a long run thins them out).
 
 import math
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -18,12 +19,16 @@ from arena.figures import Figures
 from arena.fleet import Work
 from arena.report import figures_of
 from arena.store import AttemptRow, PlyRow, Records, StoreError
-from serving.batching import Server
+from serving.batching import MOST_TOKENS, Server
 from serving.step_time import Step, StepTime, fit
 
 LEAST_STEPS = 50
 TOLERANCE = 0.3
 """How far a forecast may be from what was measured."""
+MOST_SLOTS = 100_000
+MOST_PERIOD_S = 86_400.0
+MOST_SLO_S = 1e9
+"""Of the config of a run that is simulated."""
 STALL = 20
 """A step that takes so many times the median is a stall of the machine, and left out."""
 
@@ -47,7 +52,10 @@ class Calibration:
     """Mean of a move's time outside the engine, from when it was due."""
     commit_s: float
     plies: float
-    """Of a match, on the average."""
+    """Of a match, on the average; of those played to their end, where there are any."""
+    matches: int
+    finished: int
+    """Matches of the runs, and those of them that were played to their end."""
     settings: "Settings"
     """Of the first run."""
 
@@ -99,8 +107,36 @@ def judged(forecast: Speed, told: Speed) -> dict[str, Any]:
 def calibrate(runs: Sequence[Records], engine: str | None = None) -> Calibration:
     """An engine, by name or the only one, from all its steps and moves in the runs.
 
-    StoreError, one line, where they do not tell.
+    StoreError, one line, where they do not tell, or one is given twice.
     """
+    (again, times), *_ = Counter(records.run.id for records in runs).most_common(1)
+    if times > 1:
+        raise StoreError(f"--from-run: run {again} is given {times} times; give it once")
+    with readable(*runs):
+        return _calibrated(runs, engine)
+
+
+@contextmanager
+def readable(*runs: Records) -> Iterator[None]:
+    """StoreError for whatever a config or rows that the arena did not write so raise."""
+    try:
+        yield
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
+        ids = ", ".join(records.run.id for records in runs)
+        raise StoreError(
+            f"run {ids}: its config and its records do not go together ({error!r}); name a run as "
+            "it was played"
+        ) from None
+
+
+def _calibrated(runs: Sequence[Records], engine: str | None) -> Calibration:
     seen = [_Seen(records, engine) for records in runs]
     names = {of.engine for of in seen}
     if len(names) > 1:
@@ -114,12 +150,19 @@ def calibrate(runs: Sequence[Records], engine: str | None = None) -> Calibration
             'tells each step, as kind = "vllm" does'
         )
     kept = without_stalls(steps)
+    matches = [match for of in seen for match in of.figures.matches.values()]
+    finished = [match for match in matches if match.row.state == "finished"]
     attempts = [row for of in seen for row in of.answered() if row.cached_tokens is not None]
     shapes = tuple(_shape(row) for row in attempts)
     if not shapes:
         raise StoreError(
             f"run {seen[0].figures.run.id}: {name} does not tell cached prompt tokens; calibrate "
             "from a run of an engine that does"
+        )
+    if (tokens := max(map(max, shapes))) > MOST_TOKENS:
+        ids = ", ".join(records.run.id for records in runs)
+        raise StoreError(
+            f"run {ids}: a move of {tokens:,} tokens was never made; name a run as it was played"
         )
     return Calibration(
         tuple(of.figures.run.id for of in seen),
@@ -132,7 +175,9 @@ def calibrate(runs: Sequence[Records], engine: str | None = None) -> Calibration
         tuple((row.prompt_tokens or 0) + (row.completion_tokens or 0) for row in attempts),
         _mean(overhead for of in seen for overhead in of.overheads()),
         _mean(commit for of in seen for commit in of.commits()),
-        _mean(match.plies for of in seen for match in of.figures.matches.values() if match.plies),
+        _mean(match.plies for match in finished or matches if match.plies),
+        len(matches),
+        len(finished),
         settings_of(runs[0], name),
     )
 
@@ -158,31 +203,63 @@ def without_stalls(steps: Sequence[Step]) -> list[Step]:
 
 def settings_of(records: Records, engine: str) -> Settings:
     """What the run's config says; StoreError where it does not, or has no such engine."""
-    config = figures_of(records).config
+    with readable(records):
+        config = figures_of(records).config
     try:
         of, tournament = config["engines"][engine], config["tournament"]
+        slots = _number("max_concurrent", of["max_concurrent"], 1, MOST_SLOTS)
+        step_tokens = of.get("max_batched_tokens")
+        plies = tournament.get("max_plies")
+        if step_tokens is not None:
+            step_tokens = int(_number("max_batched_tokens", step_tokens, slots, MOST_TOKENS))
         return Settings(
-            int(of["max_concurrent"]),
-            of.get("max_batched_tokens"),
-            float(config["pace"]["move_period_seconds"]),
+            int(slots),
+            step_tokens,
+            _number("move_period_seconds", config["pace"]["move_period_seconds"], 0, MOST_PERIOD_S),
             len(records.matches),
-            int(tournament["parallel_matches"]),
-            tournament.get("max_plies") or None,
-            float(config["slo"]["move_seconds"]),
+            int(_number("parallel_matches", tournament["parallel_matches"], 1, math.inf)),
+            int(_number("max_plies", plies, 1, math.inf)) if plies else None,
+            _number("move_seconds", config["slo"]["move_seconds"], 1e-6, MOST_SLO_S),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise StoreError(
             f"run {records.run.id}: its config does not tell the load of engine {engine} ({error})"
         ) from None
 
 
+def _number(key: str, value: Any, least: float, most: float) -> float:
+    """ValueError unless it is one in these bounds."""
+    if not isinstance(value, int | float) or not least <= value <= most:
+        raise ValueError(f"{key} is {value!r}, and {least:g} to {most:g} can be simulated")
+    return float(value)
+
+
 def measured(records: Records) -> Speed:
     """What a run was, as `arena report` has it; StoreError without a move."""
-    rate = figures_of(records).fleet()["moves_per_s"]
-    latencies = sorted(ply.done - ply.due for ply in records.plies)
-    if not rate or not latencies[-1]:
-        raise StoreError(f"run {records.run.id}: no move was made; name a run that was played")
-    return Speed(rate, percentile(latencies, 0.95))
+    with readable(records):
+        rate = figures_of(records).fleet()["moves_per_s"]
+        latencies = sorted(ply.done - ply.due for ply in records.plies)
+        if not rate or not 0 < (p95_s := percentile(latencies, 0.95)) < math.inf:
+            raise StoreError(f"run {records.run.id}: no move was made; name a run that was played")
+        return Speed(rate, p95_s)
+
+
+def check_whole(records: Records, engine: str) -> None:
+    """StoreError unless all of its matches were played to their end, on this engine alone."""
+    run, matches = records.run.id, records.matches
+    finished = sum(row.state == "finished" for row in matches)
+    if finished < len(matches):
+        raise StoreError(
+            f"run {run}: {finished} of its {len(matches)} matches were played to their end; finish "
+            "it with `arena resume`, or name another"
+        )
+    asked = {(row.match_id, row.ply): row.engine for row in records.attempts}
+    by = {asked.get((ply.match_id, ply.ply)) or "no engine" for ply in records.plies}
+    if by - {engine}:
+        raise StoreError(
+            f"run {run}: its moves came from {', '.join(sorted(by))}, and {engine} alone is "
+            "forecast; name a run of which all sides used it"
+        )
 
 
 def _shape(row: AttemptRow) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 USAGE, INTERRUPTED = 2, 130
 
@@ -57,8 +57,16 @@ def _doctor(parsed: argparse.Namespace) -> int:
     return 0 if all(check.ok for check in checks) else 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as everything else does."""
+
+    def error(self, message: str) -> NoReturn:
+        told = "".join(char if char.isprintable() else " " for char in message)
+        self.exit(USAGE, f"arena: {told}; see `{self.prog} --help`\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="arena", description="Tournaments of language-model agents at chess and janggi."
     )
     parser.add_argument("--version", action="version", version=f"arena {version('boardfleet')}")
@@ -190,7 +198,7 @@ def _add_plan_model(group: Any) -> None:
     add("--active-parameters", type=float, metavar="N", help="that a token passes, with experts")
     add("--weights", metavar="TYPE", help="fp32, fp16, bf16, fp8, q8, q6, q5 or q4")
     add("--weights-bytes", metavar="SIZE", help="such as 16GiB")
-    add("--kv-dtype", metavar="TYPE", help="of cached values: fp32, fp16, bf16, fp8, q8 or q4")
+    add("--kv-dtype", metavar="TYPE", help="of cached values, by the same names")
     add("--unit-tokens", type=int, metavar="N", help="reserved at once; the engine's, else 1")
 
 
@@ -265,17 +273,24 @@ def _add_simulate_batching(kind: argparse.ArgumentParser) -> None:
     add("--slots", type=int, help="requests in a step at most; default: 8, or the run's")
     add("--token-ms", type=float, help="a step of one request; default: 8")
     add("--growth", type=float, help="share of that for each further request; default: 0")
-    add("--prompt-token-ms", type=float, help="for each prompt token computed; default: 0")
+    add(
+        "--prompt-token-ms", type=float, help="for each prompt token computed, with --prompt-tokens"
+    )
     add("--arrivals", choices=("poisson", "burst", "closed"), default="poisson")
     add("--rate", type=float, help="arrivals a second; default: 12")
     add("--burst", type=int, help="arrivals at once, with --arrivals burst; default: 32")
     add("--clients", type=int, help="with --arrivals closed; default: 16")
     add("--think-seconds", type=float, help="from an answer to a client's next question")
     add("--lengths", metavar="L", help=f"tokens of an answer: {_LENGTHS}; default: mixed")
-    add("--prompt-tokens", type=int, help="of each prompt; default: 0")
-    add("--shared-tokens", type=int, help="of these, the same in all prompts; default: 0")
-    add("--block-tokens", type=int, help="of a block of the prefix cache; default: 16")
-    add("--no-prefix-cache", dest="prefix_cache", action="store_false")
+    add("--prompt-tokens", type=int, help="of each prompt, with --prompt-token-ms")
+    add("--shared-tokens", type=int, help="of --prompt-tokens, the same in all prompts")
+    add("--block-tokens", type=int, help="of the prefix cache, with --shared-tokens; default: 16")
+    add(
+        "--no-prefix-cache",
+        dest="prefix_cache",
+        action="store_false",
+        help="--shared-tokens are computed again each time",
+    )
     add("--max-queued", type=int, help="requests that may wait; default: any number")
     add("--seeds", type=int, default=1, help="repeat with so many seeds, and tell the 95 %% band")
 
@@ -303,11 +318,11 @@ def _add_simulated_engine(kind: argparse.ArgumentParser) -> None:
 
 def _add_simulate_fleet(kind: argparse.ArgumentParser) -> None:
     add = kind.add_argument
-    add("--seats", type=int, default=100_000)
+    add("--seats", type=int, help="default: 100,000")
     add(
         "--gpus",
         type=int,
-        help="default: the fewest that keep 95 %% of the moves in time, and of the pace",
+        help="default: about the fewest that keep 95 %% of the moves in time, and of the pace",
     )
     add("--routing", choices=("hash", "bounded", "even"), default="hash", help="of matches to GPUs")
     add("--period-seconds", type=float, help="a seat moves so often; default: 1, or the run's")
@@ -319,8 +334,8 @@ def _add_simulate_fleet(kind: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="DIR",
-        help="forecast this run too, from --from-run alone, and say how far off it is; again for "
-        "more. Exit code 1 where it is more than 30 %%",
+        help="forecast this run, from --from-run alone, and say how far off it is; again for more. "
+        "Exit code 1 where it is more than 30 %%. With nothing else of a fleet asked, only that",
     )
     _add_simulated_engine(kind)
 

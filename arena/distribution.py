@@ -145,7 +145,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def weighted_summary(pairs: Iterable[tuple[float, int]]) -> Summary:
+def weighted_summary(pairs: Iterable[tuple[float, float]]) -> Summary:
     """`summary` of values that each stand for a number of equal ones, but for percentiles: they are
     the value at the nearest rank, not between two, as a number of requests in a step is whole."""
     known = sorted(pairs)
@@ -157,8 +157,8 @@ def weighted_summary(pairs: Iterable[tuple[float, int]]) -> Summary:
     return {"mean": mean, "p50": at[0.5], "p95": at[0.95], "p99": at[0.99], "max": known[-1][0]}
 
 
-def _weighted_percentile(ordered: Sequence[tuple[float, int]], rank: float) -> float:
-    seen = 0
+def _weighted_percentile(ordered: Sequence[tuple[float, float]], rank: float) -> float:
+    seen = 0.0
     for value, weight in ordered:
         seen += weight
         if seen >= rank:

@@ -6,15 +6,16 @@
     overload    more than an engine can do, behind a plain queue and behind the adaptive cap
 
 A GPU knows nothing of the others once its matches are routed to it, so those with equally many are
-alike but for chance: of thousands only some are simulated, each standing for its neighbours in
-order of load.
+alike but for chance: of thousands only some are simulated, and one between two of them in load
+counts as a part of each, so that all matches are counted.
 """
 
 import heapq
 import itertools
 import math
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, NamedTuple, get_args
@@ -42,7 +43,7 @@ WARM_UP_PERIODS = 3
 """Of a simulated GPU's matches, before anything is counted."""
 ENOUGH = 0.95
 """Share of the moves in time, and of the pace kept, from which a fleet keeps up."""
-LEAST_MOVES = 200
+LEAST_MOVES = 1000
 """That a GPU's pace allows in the time simulated, which is longer where its matches are few."""
 MOST_TRIES = 60
 """Until a number of GPUs is found."""
@@ -169,8 +170,14 @@ class GpuRun(NamedTuple):
     moves_per_s: float
     latencies_s: list[float]
     """Of the moves due after the warm-up."""
+    seconds: float
+    """Simulated after the warm-up."""
     step_requests: float
     """Mean requests in a step."""
+
+
+Runs = Sequence[tuple[GpuRun, float]]
+"""GPUs that were simulated, and how many each stands for."""
 
 
 class Gpus:
@@ -191,10 +198,14 @@ class Gpus:
             self._runs[matches] = self._simulate(matches)
         return self._runs[matches]
 
-    def _simulate(self, matches: int) -> GpuRun:
+    def seconds_of(self, matches: int) -> tuple[float, float]:
+        """Simulated of a GPU with so many matches: until it is warm, and from then on."""
         period_s = self._work.period_s
-        warm_s = WARM_UP_PERIODS * period_s
-        seconds = max(self._seconds, LEAST_MOVES * period_s / 2 / max(matches, 1))
+        least_s = LEAST_MOVES * period_s / 2 / max(matches, 1)
+        return WARM_UP_PERIODS * period_s, max(self._seconds, least_s)
+
+    def _simulate(self, matches: int) -> GpuRun:
+        warm_s, seconds = self.seconds_of(matches)
         until_s = warm_s + seconds
         work = replace(self._work, seed=self.seed * 1_000_003 + matches)
         server = replace(self._server, seed=work.seed)
@@ -205,16 +216,19 @@ class Gpus:
             matches,
             made / seconds,
             latencies,
+            seconds,
             trace.step_requests / trace.steps if trace.steps else 0.0,
         )
 
-    def keeps_up(self, runs: Sequence[tuple[GpuRun, int]], limit_s: float) -> bool:
+    def pace_share(self, runs: Runs) -> float:
+        """Moves made, of those that the pace allows."""
+        allowed_per_s = sum(run.matches * count for run, count in runs) * 2 / self._work.period_s
+        return moves_per_s(runs) / allowed_per_s
+
+    def keeps_up(self, runs: Runs, limit_s: float) -> bool:
         """Whether `ENOUGH` of the moves are within the limit, and of those that the pace allows
         made."""
-        made = sum(run.moves_per_s * count for run, count in runs)
-        matches = sum(run.matches * count for run, count in runs)
-        is_in_time = share_within(runs, limit_s) >= ENOUGH
-        return is_in_time and made >= ENOUGH * matches * 2 / self._work.period_s
+        return share_within(runs, limit_s) >= ENOUGH and self.pace_share(runs) >= ENOUGH
 
     def _is_enough(self, matches: int, limit_s: float) -> bool:
         return self.keeps_up([(self.run(matches), 1)], limit_s)
@@ -233,16 +247,25 @@ class Gpus:
                 high = middle
         return low
 
-    def fleet(self, loads: Sequence[int], sample: int) -> list[tuple[GpuRun, int]]:
-        """At most `sample` GPUs and how many each stands for; loads are matches a GPU."""
-        ordered = sorted(loads)
-        parts = min(sample, len(ordered))
-        edges = [part * len(ordered) // parts for part in range(parts + 1)]
-        stands: Counter[int] = Counter()
-        for low, high in itertools.pairwise(edges):
-            mean = round(sum(ordered[low:high]) / (high - low))
-            stands[mean] += high - low
+    def fleet(self, stands: Mapping[int, float]) -> Runs:
+        """GPUs by their matches, and how many each stands for."""
         return [(self.run(load), count) for load, count in sorted(stands.items())]
+
+
+def stand_ins(loads: Sequence[int], sample: int) -> dict[int, float]:
+    """Of GPUs with so many matches each, at most `sample` (2 or more) loads from the least to the
+    most, and how many GPUs each stands for: as many GPUs and matches as there are, together."""
+    ordered = sorted(loads)
+    last = len(ordered) - 1
+    picked = sorted({ordered[place * last // (sample - 1)] for place in range(sample)})
+    stands = dict.fromkeys(picked, 0.0)
+    for load, count in Counter(ordered).items():
+        above = bisect_right(picked, load)
+        low, high = picked[above - 1], picked[min(above, len(picked) - 1)]
+        share = (load - low) / (high - low) if load > low else 0.0
+        stands[low] += count * (1 - share)
+        stands[high] += count * share
+    return stands
 
 
 def route(matches: int, gpus: int, routing: Routing, seed: int) -> list[int]:
@@ -260,12 +283,24 @@ def route(matches: int, gpus: int, routing: Routing, seed: int) -> list[int]:
     return loads
 
 
-def share_within(runs: Sequence[tuple[GpuRun, int]], limit_s: float) -> float:
+def moves_per_s(runs: Runs) -> float:
+    """Of a fleet."""
+    return math.fsum(run.moves_per_s * count for run, count in runs)
+
+
+def latencies_s(runs: Runs) -> Iterable[tuple[float, float]]:
+    """Of a fleet's moves, and how many a second of it each stands for."""
+    for run, count in runs:
+        for latency in run.latencies_s:
+            yield latency, count / run.seconds
+
+
+def share_within(runs: Runs, limit_s: float) -> float:
     """Of all moves of a fleet, those within the limit."""
-    moves = sum(len(run.latencies_s) * count for run, count in runs)
-    within = sum(
-        sum(latency <= limit_s for latency in run.latencies_s) * count for run, count in runs
-    )
+    within = moves = 0.0
+    for latency, weight in latencies_s(runs):
+        moves += weight
+        within += weight * (latency <= limit_s)
     return within / moves if moves else 0.0
 
 
@@ -279,14 +314,15 @@ def gpus_needed(
     per_gpu: int,
     most: int,
 ) -> int | None:
-    """The fewest GPUs, to some 2 %, that keep up, each with about `per_gpu` matches at most; None
-    where one match is too much for a GPU, or `most` GPUs are too few."""
+    """About the fewest GPUs that keep up, each with about `per_gpu` matches at most: by steps of
+    2 %, and chance is in it. None where one match is too much for a GPU, or `most` GPUs are too
+    few."""
     each = fleet.most_matches(limit_s, per_gpu)
     gpus = math.ceil(matches / each) if each else most + 1
     for _ in range(MOST_TRIES):
         if gpus > most:
             return None
-        runs = fleet.fleet(route(matches, gpus, routing, fleet.seed), sample)
+        runs = fleet.fleet(stand_ins(route(matches, gpus, routing, fleet.seed), sample))
         if fleet.keeps_up(runs, limit_s):
             return gpus
         gpus += math.ceil(gpus / 50)
@@ -314,12 +350,27 @@ class Admission:
         self.cap.ended(at, job.arrival, is_answered=not job.is_refused)
 
 
+def warm_s(work: Work, server: Server) -> float:
+    """About the longest that a full engine takes for its first moves, all at once."""
+    longest = max(output for _, output in work.shapes)
+    prompts = server.slots * max(prompt for prompt, _ in work.shapes)
+    time, slots = server.step_time, server.slots
+    return time.seconds(prompts, slots) + (longest - 1) * time.seconds(slots, slots)
+
+
 def capacity(work: Work, server: Server, seconds: float) -> float:
-    """Moves a second of a full engine: a closed loop with as many clients as slots."""
+    """Moves a second of a full engine: a closed loop with as many clients as slots, `seconds` from
+    when it is warm. A move counts by the share of its time in them, as in `arena bench admission`.
+    """
+    began = warm_s(work, server)
+    ended = began + seconds
     dice = Random(f"capacity/{work.seed}")
     jobs = (Job(0.0, *dice.choice(work.shapes)) for _ in itertools.count())
-    trace = run_continuous(ClosedLoop(jobs, server.slots, until_s=seconds), server)
-    return sum((job.done or math.inf) <= seconds for job in trace.jobs) / seconds
+    trace = run_continuous(ClosedLoop(jobs, server.slots, until_s=ended), server)
+    answers = tuple(
+        Answer(job.arrival, job.arrival, job.done or 0.0, None, None) for job in trace.jobs
+    )
+    return Measurement(began, ended, answers, {}, begins_full=True).moves_per_s
 
 
 def overload(

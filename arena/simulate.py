@@ -7,7 +7,7 @@ machine. Where a real run is named, its steps and moves stand in for what would 
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, get_args
@@ -38,8 +38,10 @@ SCHEMA_VERSION = 1
 ArrivalKind = Literal["poisson", "burst", "closed"]
 ARRIVALS: tuple[ArrivalKind, ...] = get_args(ArrivalKind)
 
-MOST_WORK = 50_000_000
-"""Requests and steps that one simulation may need, about; more would take many minutes."""
+MOST_WORK = 2_000_000
+"""Steps of batching that one command may simulate one by one, about: most of a minute."""
+MOST_UNITS = 50_000_000
+"""Requests times units of one `paging`, likewise."""
 TIMELINE_PARTS = 60
 SHOWN_REQUESTS = 200
 """Of a timeline by slot."""
@@ -96,7 +98,7 @@ def batching(options: BatchingOptions) -> dict[str, Any]:
     seeds = range(options.seed, options.seed + options.seeds)
     told: dict[str, Any] = {}
     for way, run in (("static", run_static), ("continuous", run_continuous)):
-        traces = (run(world.source(seed), world.server, world.gate()) for seed in seeds)
+        traces = (run(world.source(seed), world.server(seed), world.gate()) for seed in seeds)
         first = next(traces)
         figures = _batch_figures(first)
         bands = [figures, *map(_batch_figures, traces)]
@@ -105,13 +107,7 @@ def batching(options: BatchingOptions) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "kind": "batching",
         "requests": options.requests,
-        "slots": world.server.slots,
-        "arrivals": options.arrivals,
-        "rate": None if options.arrivals == "closed" else world.rate,
-        "clients": world.clients if options.arrivals == "closed" else None,
-        "lengths": world.lengths_text,
-        "step": step_row(world.server.step_time),
-        "prefix_cache": options.prefix_cache,
+        **world.row(),
         "max_queued": options.max_queued,
         "seed": options.seed,
         "seeds": options.seeds,
@@ -130,7 +126,7 @@ def _check_batching(options: BatchingOptions) -> None:
     within("--clients", options.clients, 1, 100_000)
     within("--think-seconds", options.think_seconds, 0, 1e6)
     within("--prompt-tokens", options.prompt_tokens, 0, 10_000_000)
-    within("--shared-tokens", options.shared_tokens, 0, options.prompt_tokens or 0)
+    within("--shared-tokens", options.shared_tokens, 0, 10_000_000)
     within("--block-tokens", options.block_tokens, 1, 1_000_000)
     within("--max-queued", options.max_queued, 0, 1_000_000)
     within("--seeds", options.seeds, 1, 1000)
@@ -142,6 +138,29 @@ def _check_batching(options: BatchingOptions) -> None:
         if getattr(options, name) is not None and options.arrivals not in kinds:
             option = name.replace("_", "-")
             raise ConfigError(f"--{option}: is for --arrivals {' or '.join(kinds)}; leave it out")
+    _check_prompts(options)
+
+
+def _check_prompts(options: BatchingOptions) -> None:
+    """ConfigError where an option of prompts would do nothing."""
+    caches = options.block_tokens is not None or not options.prefix_cache
+    for option, is_given, needed, has in (
+        ("--prompt-tokens", options.prompt_tokens, "--prompt-token-ms", options.prompt_token_ms),
+        ("--prompt-token-ms", options.prompt_token_ms, "--prompt-tokens", options.prompt_tokens),
+        ("--shared-tokens", options.shared_tokens, "--prompt-tokens", options.prompt_tokens),
+    ):
+        if is_given is not None and has is None:
+            raise ConfigError(f"{option}: does nothing without {needed}; give that too")
+    if caches and options.shared_tokens is None:
+        option = "--no-prefix-cache" if options.block_tokens is None else "--block-tokens"
+        raise ConfigError(f"{option}: does nothing without --shared-tokens; give that too")
+    if options.block_tokens is not None and not options.prefix_cache:
+        raise ConfigError("--block-tokens: does nothing with --no-prefix-cache; leave one out")
+    if (options.shared_tokens or 0) > (options.prompt_tokens or 0):
+        raise ConfigError(
+            f"--shared-tokens: {options.shared_tokens} are more than the {options.prompt_tokens} "
+            "of --prompt-tokens; give fewer, or longer prompts"
+        )
 
 
 _OF_THE_RUN = (
@@ -166,39 +185,70 @@ class _BatchingWorld:
 
     def __init__(self, options: BatchingOptions) -> None:
         self._options = options
-        self._shapes: tuple[tuple[int, int], ...] = ()
         self._lengths: Lengths | None = None
+        self._seen: Calibration | None = None
+        prompt: float = options.prompt_tokens or 0
         if options.from_run:
-            seen = calibrated(options.from_run, options.engine)
-            step_time, slots = seen.step_time, seen.settings.max_concurrent
-            self._shapes = seen.shapes
-            self.lengths_text = "as in the run"
-            mean = statistics.fmean(output for _, output in seen.shapes)
+            self._seen = calibrated(options.from_run, options.engine)
+            self._server = _server_of(self._seen, options.slots)
+            prompt = statistics.fmean(prompt for prompt, _ in self._seen.shapes)
         else:
             refuse_engine(options.engine)
+            self._lengths = _lengths(options.lengths or LENGTHS)
             step_time = simple(
                 (options.token_ms or TOKEN_MS) / 1000,
                 growth=options.growth or 0.0,
                 prompt_token_s=(options.prompt_token_ms or 0.0) / 1000,
             )
-            slots = SLOTS
-            self.lengths_text = options.lengths or LENGTHS
-            self._lengths = _lengths(self.lengths_text)
-            mean = self._lengths.mean
-        if options.requests * options.seeds * (2 + mean) > MOST_WORK:
-            raise ConfigError(
-                f"--requests: {options.requests} of {mean:.0f} tokens on the average, "
-                f"{options.seeds} times, are too much to simulate; give fewer or shorter ones"
-            )
-        self.server = Server(options.slots or slots, step_time, seed=options.seed)
-        self.rate, self.burst = options.rate or RATE, options.burst or BURST
-        self.clients, self.think_s = options.clients or CLIENTS, options.think_seconds or 0.0
-        room = self.server.slots + (math.inf if options.max_queued is None else options.max_queued)
-        if options.arrivals == "closed" and not self.think_s and self.clients > room:
+            self._server = Server(options.slots or SLOTS, step_time)
+        self._rate, self._burst = options.rate or RATE, options.burst or BURST
+        self._clients, self._think_s = options.clients or CLIENTS, options.think_seconds or 0.0
+        self._check_work(prompt)
+        room = self._server.slots + (math.inf if options.max_queued is None else options.max_queued)
+        if options.arrivals == "closed" and not self._think_s and self._clients > room:
             raise ConfigError(
                 "--think-seconds: clients who are refused and ask again at once do nothing else; "
                 "give some, or --max-queued that has room for all of them"
             )
+
+    def _check_work(self, prompt: float) -> None:
+        requests, seeds = self._options.requests, self._options.seeds
+        pieces = prompt / (self._server.step_tokens or math.inf)
+        if (most := int(MOST_WORK / (4 + pieces))) < requests * seeds:
+            each = "" if seeds == 1 else f" with each of {seeds:,} seeds"
+            raise ConfigError(
+                f"--requests: {requests:,}{each} are too much to simulate; {most:,} in all are the "
+                "most, give fewer"
+            )
+
+    def row(self) -> dict[str, Any]:
+        """All of it, as JSON; None where an option plays no part."""
+        options, seen = self._options, self._seen
+        is_closed = options.arrivals == "closed"
+        caches = options.shared_tokens is not None and options.prefix_cache
+        return {
+            **_source_row(seen),
+            "slots": self._server.slots,
+            "step_tokens": self._server.step_tokens,
+            "arrivals": options.arrivals,
+            "rate": None if is_closed else self._rate,
+            "burst": self._burst if options.arrivals == "burst" else None,
+            "clients": self._clients if is_closed else None,
+            "think_seconds": self._think_s if is_closed else None,
+            "lengths": (options.lengths or LENGTHS) if seen is None else "as in the run",
+            "prompt_tokens": options.prompt_tokens,
+            "shared_tokens": options.shared_tokens,
+            "prefix_cache": options.prefix_cache if options.shared_tokens is not None else None,
+            "block_tokens": (options.block_tokens or BLOCK_TOKENS) if caches else None,
+            "token_ms": (options.token_ms or TOKEN_MS) if seen is None else None,
+            "growth": (options.growth or 0.0) if seen is None else None,
+            "prompt_token_ms": options.prompt_token_ms,
+            "step": step_row(self._server.step_time),
+        }
+
+    def server(self, seed: int) -> Server:
+        """The engine, from another place in what its steps took."""
+        return replace(self._server, seed=seed)
 
     def gate(self) -> QueueCap:
         return QueueCap(self._options.max_queued)
@@ -209,29 +259,42 @@ class _BatchingWorld:
         count = options.requests
         if options.arrivals == "closed":
             jobs = self._jobs([0.0] * count, seed)
-            return ClosedLoop(jobs, self.clients, self.think_s, seed=seed)
+            return ClosedLoop(jobs, self._clients, self._think_s, seed=seed)
         if options.arrivals == "burst":
-            times = burst_times(count, self.rate, self.burst)
+            times = burst_times(count, self._rate, self._burst)
         else:
-            times = poisson_times(count, self.rate, Random(f"arrivals/{seed}"))
+            times = poisson_times(count, self._rate, Random(f"arrivals/{seed}"))
         return Arrivals(self._jobs(times, seed))
 
     def _jobs(self, times: Sequence[float], seed: int) -> list[Job]:
         dice = Random(f"lengths/{seed}")
-        if self._lengths is None:
-            return [Job(at, *dice.choice(self._shapes)) for at in times]
+        if self._seen is not None:
+            return [Job(at, *dice.choice(self._seen.shapes)) for at in times]
+        assert self._lengths is not None
         outputs = self._lengths.draw(len(times), dice)
         prompts = [self._prompt(number) for number in range(len(times))]
         return list(map(Job, times, prompts, outputs))
 
     def _prompt(self, number: int) -> int:
-        """Tokens to compute: whole blocks of what is shared are found, but by the first."""
+        """Tokens to compute: whole blocks of what is shared are found, but by the first, and never
+        the last token, whose output is needed."""
         options = self._options
         prompt, block = options.prompt_tokens or 0, options.block_tokens or BLOCK_TOKENS
-        if not options.prefix_cache or number == 0:
+        if not prompt or not options.prefix_cache or number == 0:
             return prompt
-        found = (options.shared_tokens or 0) // block * block
-        return prompt - min(found, max(prompt - 1, 0))
+        return prompt - min(options.shared_tokens or 0, prompt - 1) // block * block
+
+
+def _server_of(seen: Calibration, slots: int | None) -> Server:
+    """The engine of the runs, with other slots where they are given."""
+    settings = seen.settings
+    if slots is not None:
+        settings = replace(settings, max_concurrent=slots)
+    try:
+        return seen.server(settings)
+    except ValueError as error:
+        option = "--from-run" if slots is None else "--slots"
+        raise ConfigError(f"{option}: the run's engine cannot be so ({error})") from None
 
 
 def _batch_figures(trace: Trace) -> dict[str, Any]:
@@ -268,6 +331,8 @@ def _band(values: Iterable[float | None]) -> list[float] | None:
 
 
 def _timeline(trace: Trace) -> dict[str, Any]:
+    """As JSON; a request is `finished` with its last token, and `done` when it is answered, in a
+    static batch with all the others."""
     shown = trace.answered[:SHOWN_REQUESTS]
     return {
         "timeline": {
@@ -276,7 +341,13 @@ def _timeline(trace: Trace) -> dict[str, Any]:
             "waiting": trace.waiting(TIMELINE_PARTS),
         },
         "first_requests": [
-            {"slot": job.slot, "arrival": job.arrival, "started": job.started, "done": job.finished}
+            {
+                "slot": job.slot,
+                "arrival": job.arrival,
+                "started": job.started,
+                "finished": job.finished,
+                "done": job.done,
+            }
             for job in shown
         ],
     }
@@ -292,13 +363,20 @@ def paging(options: PagingOptions) -> dict[str, Any]:
     within("--kv-bytes-per-token", options.kv_bytes_per_token, 1, 1 << 40)
     for unit in options.units:
         within("--units", unit, 1, options.limit)
+    if options.requests * len(options.units) > MOST_UNITS:
+        raise ConfigError(
+            f"--units: {len(options.units):,} of them for {options.requests:,} requests are too "
+            "much to count; give fewer of either"
+        )
     memory = byte_size("--memory", options.memory)
     within("--memory", memory, options.kv_bytes_per_token, 1 << 60)
     memory_tokens = memory // options.kv_bytes_per_token
+    seen: Calibration | None = None
     if options.from_run:
         refuse_beside_run(options, "lengths")
-        held = calibrated(options.from_run, options.engine).held_tokens
-        lengths = Random(f"lengths/{options.seed}").choices(held, k=options.requests)
+        seen = calibrated(options.from_run, options.engine)
+        dice = Random(f"lengths/{options.seed}")
+        lengths = dice.choices(seen.held_tokens, k=options.requests)
         told = "as in the run"
     else:
         refuse_engine(options.engine)
@@ -314,9 +392,12 @@ def paging(options: PagingOptions) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "kind": "paging",
         "requests": options.requests,
+        **_source_row(seen),
         "lengths": told,
         "limit": options.limit,
         "used": rows[0].used,
+        "memory_bytes": memory,
+        "kv_bytes_per_token": options.kv_bytes_per_token,
         "memory_tokens": memory_tokens,
         "seed": options.seed,
         "units": [
@@ -359,6 +440,13 @@ def refuse_engine(engine: str | None) -> None:
 def calibrated(folders: Sequence[Path], engine: str | None) -> Calibration:
     """What the runs in the folders tell of an engine; StoreError."""
     return calibrate([store.read(folder) for folder in folders], engine)
+
+
+def _source_row(seen: Calibration | None) -> dict[str, Any]:
+    """Which engine of which runs, as JSON."""
+    if seen is None:
+        return {"runs": [], "engine": None}
+    return {"runs": list(seen.runs), "engine": seen.engine}
 
 
 def step_row(step_time: StepTime) -> dict[str, float]:

@@ -42,8 +42,7 @@ def _batching(result: Row) -> list[dict[str, Any]]:
         {
             "id": "busy",
             "title": "Slots that work",
-            "note": f"Of {result['slots']}, over the time from the first request to the last "
-            "answer.",
+            "note": f"Of {result['slots']}, from the beginning to the last answer.",
             "data": [
                 _over_time(place, way, result[way], "busy_slots") for place, way in enumerate(ways)
             ],
@@ -74,7 +73,7 @@ def _slots(place: int, way: str, row: Row) -> dict[str, Any]:
                 "orientation": "h",
                 "y": [one["slot"] for one in first],
                 "base": [one["started"] for one in first],
-                "x": [one["done"] - one["started"] for one in first],
+                "x": [one["finished"] - one["started"] for one in first],
                 "marker": {
                     "color": COLOURS[place],
                     "line": {"width": 1, "color": "rgba(128,128,128,0.9)"},
@@ -94,13 +93,14 @@ def _most(rows: list[Row], key: str) -> int:
 
 
 def _over_time(place: int, name: str, row: Row, key: str) -> dict[str, Any]:
-    timeline = row["timeline"]
+    """A level for each part of the time, the last one to its end."""
+    part_s, levels = row["timeline"]["part_s"], row["timeline"][key]
     return {
         "name": name,
         "mode": "lines",
         "line": {"shape": "hv", "color": COLOURS[place], "dash": ("solid", "dot")[place]},
-        "x": [number * timeline["part_s"] for number in range(len(timeline[key]))],
-        "y": timeline[key],
+        "x": [number * part_s for number in range(len(levels) + 1)],
+        "y": [*levels, *levels[-1:]],
     }
 
 
@@ -186,9 +186,37 @@ def _fleet(result: Row) -> list[dict[str, Any]]:
     ]
 
 
+def _against(result: Row) -> list[dict[str, Any]]:
+    rows = result["against"]
+
+    def drawn(key: str, title: str, up: str) -> dict[str, Any]:
+        return {
+            "id": key.replace("_", "-"),
+            "title": title,
+            "note": "Of each run, as forecast and as it was.",
+            "data": [
+                {
+                    "type": "bar",
+                    "name": name,
+                    "x": [row["run"] for row in rows],
+                    "y": [row[name][key] for row in rows],
+                    "marker": {"color": COLOURS[place]},
+                }
+                for place, name in enumerate(("predicted", "measured"))
+            ],
+            "layout": layout("", up, xaxis={"type": "category"}, rangemode="tozero"),
+        }
+
+    return [
+        drawn("moves_per_s", "Moves a second", "moves/s"),
+        drawn("p95_ms", "p95 of a move, ms", "ms"),
+    ]
+
+
 _FIGURES = {
     "batching": _batching,
     "paging": _paging,
     "overload": _overload,
     "fleet": _fleet,
+    "against": _against,
 }

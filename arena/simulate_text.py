@@ -47,6 +47,11 @@ def step_text(step: Row) -> str:
     )
 
 
+def counted(number: int, one: str) -> str:
+    """So many of what is named in the singular."""
+    return f"{number:,} {one}" if number == 1 else f"{number:,} {one}s"
+
+
 def _seconds(value: float | None) -> str:
     return "n/a" if value is None else f"{value:,.2f}"
 
@@ -69,14 +74,59 @@ def sparkline(values: Sequence[float], most: float) -> str:
 
 
 def _batching_summary(result: Row) -> str:
-    if result["arrivals"] == "closed":
-        how = f"from {result['clients']} clients who wait for their answers"
-    else:
-        how = f"{result['arrivals']} arrivals at {result['rate']:g}/s"
-    return (
-        f"{result['requests']:,} requests, {how}; lengths {result['lengths']}; {result['slots']} "
-        f"slots; {step_text(result['step'])}; seed {result['seed']}"
+    told = (
+        f"{counted(result['requests'], 'request')}, {_arrivals_text(result)}",
+        "prompts and answers as in the run" if result["runs"] else f"lengths {result['lengths']}",
+        _prompts_text(result),
+        _engine_text(result),
+        "" if result["max_queued"] is None else f"{result['max_queued']:,} may wait",
+        f"seed {result['seed']}"
+        + ("" if result["seeds"] == 1 else f" and {result['seeds'] - 1:,} more for the bands"),
     )
+    return "; ".join(filter(None, told))
+
+
+def _arrivals_text(result: Row) -> str:
+    if result["arrivals"] == "closed":
+        thinking = f", then thinking for {result['think_seconds']:g} s on the average"
+        return (
+            f"from {counted(result['clients'], 'client')} waiting for each answer"
+            f"{thinking if result['think_seconds'] else ''}"
+        )
+    at_once = f" of {result['burst']:,}" if result["arrivals"] == "burst" else ""
+    return f"{result['arrivals']} arrivals{at_once} at {result['rate']:g}/s"
+
+
+def _prompts_text(result: Row) -> str:
+    if result["prompt_tokens"] is None:
+        return ""
+    told = f"prompts of {counted(result['prompt_tokens'], 'token')}"
+    if result["shared_tokens"] is None:
+        return told
+    blocks = result["block_tokens"]
+    cache = "no prefix cache" if blocks is None else f"a prefix cache in blocks of {blocks:,}"
+    return f"{told}, {result['shared_tokens']:,} of them shared; {cache}"
+
+
+def _engine_text(result: Row) -> str:
+    slots = counted(result["slots"], "slot")
+    if not result["runs"]:
+        return f"{slots}; {_given_step_text(result)}"
+    most = result["step_tokens"]
+    bound = "" if most is None else f", {most:,} tokens in a step at most"
+    return (
+        f"{result['engine']} of {', '.join(result['runs'])}: {slots}{bound}; "
+        f"{step_text(result['step'])}, and what the run's steps took beyond that"
+    )
+
+
+def _given_step_text(result: Row) -> str:
+    told = f"a step takes {result['token_ms']:g} ms"
+    if result["growth"]:
+        told += f", {result['growth'] * 100:g} % more for each further request in it"
+    if result["prompt_token_ms"]:
+        told += f", and {result['prompt_token_ms']:g} ms for each prompt token after the first"
+    return told
 
 
 _BATCH_COLUMNS = (
@@ -148,10 +198,17 @@ def _batching_lines(result: Row) -> list[str]:
 
 def _paging_summary(result: Row) -> str:
     return (
-        f"{result['requests']:,} requests of {result['used'] / result['requests']:,.0f} tokens on "
-        f"the average ({result['lengths']}; limit {result['limit']:,}); a memory of "
-        f"{result['memory_tokens']:,} tokens; seed {result['seed']}"
+        f"{counted(result['requests'], 'request')} of "
+        f"{counted(round(result['used'] / result['requests']), 'token')} on the average "
+        f"({_lengths_text(result)}; limit {result['limit']:,}); a memory of "
+        f"{counted(result['memory_tokens'], 'token')}, {result['kv_bytes_per_token']:,} B each; "
+        f"seed {result['seed']}"
     )
+
+
+def _lengths_text(result: Row) -> str:
+    runs = result["runs"]
+    return f"as {result['engine']} had them in {', '.join(runs)}" if runs else result["lengths"]
 
 
 def _paging_tables(result: Row) -> tuple[Table, ...]:
@@ -191,9 +248,13 @@ def calibration_text(row: Row) -> str:
     if row["source"] == "assumed":
         return f"ASSUMED, not measured: {asks}"
     stalls = f" ({row['stalls_left_out']} stalls left out)" if row["stalls_left_out"] else ""
+    left = row["matches"] - row["finished"]
+    unfinished = (
+        f" ({left:,} of {row['matches']:,} matches not played to their end)" if left else ""
+    )
     return (
         f"{row['engine']} ({row['engine_kind']}), fitted to {row['steps']:,} steps{stalls} of "
-        f"{', '.join(row['runs'])}: {asks}; {row['overhead_ms']:.1f} ms of it outside"
+        f"{', '.join(row['runs'])}{unfinished}: {asks}; {row['overhead_ms']:.1f} ms of it outside"
     )
 
 
@@ -207,7 +268,7 @@ def _overload_summary(result: Row) -> str:
 
 def _overload_tables(result: Row) -> tuple[Table, ...]:
     columns = (
-        "before the engine",
+        "behind",
         "offered",
         "answered",
         "refused",
@@ -223,7 +284,7 @@ def _overload_tables(result: Row) -> tuple[Table, ...]:
         row = result[way]
         rows.append(
             (
-                "a queue" if way == "queue" else "the adaptive cap",
+                "a queue" if way == "queue" else "adaptive cap",
                 _number(row["offered"]),
                 _number(row["answered"]),
                 _number(sum(row["errors"].values())),
@@ -242,19 +303,29 @@ def _overload_lines(result: Row) -> list[str]:
     told = [calibration_text(result["calibration"])]
     if result["gain"] is not None:
         told.append(f"the cap brings {result['gain']:.1f} × as many moves in time")
+    if result["queue"]["second_half_of_capacity"] is None:
+        wait_s = (result["load"] - 1) * result["seconds"]
+        told.append(
+            f"the queue grows to {wait_s:.3g} s, too little beside {result['slo_seconds']:g} s to "
+            "tell what of the capacity is in time; more seconds do"
+        )
     return told
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count:,} GPUs"
 
 
 def _fleet_summary(result: Row) -> str:
     each = result["matches_per_gpu"]
     sized = (
-        " (the fewest that keep 95 % of the moves in time, and 95 % of the pace)"
+        " (about the fewest that keep 95 % of the moves in time, and 95 % of the pace)"
         if result["is_sized"]
         else ""
     )
     return (
         f"{result['seats']:,} seats, a move every {result['period_seconds']:g} s each, on "
-        f"{result['gpus']:,} GPUs{sized}; matches routed by {result['routing']}: "
+        f"{_gpus(result['gpus'])}{sized}; matches routed by {result['routing']}: "
         f"{each['mean']:,.1f} a GPU on the average, {each['max']:,} on the fullest; seed "
         f"{result['seed']}"
     )
@@ -284,10 +355,12 @@ def _fleet_tables(result: Row) -> tuple[Table, ...]:
         Table("The fleet", ("all GPUs together", "simulated"), whole),
         Table("One GPU by its load", columns, curve),
     )
-    if not result["against"]:
-        return told
+    return (*told, *_against_tables(result))
+
+
+def _against_tables(result: Row) -> tuple[Table, ...]:
     held = tuple(map(_held_row, result["against"]))
-    return (*told, Table("Runs as forecast, and as they were", _HELD_COLUMNS, held))
+    return (Table("Runs as forecast, and as they were", _HELD_COLUMNS, held),) if held else ()
 
 
 _HELD_COLUMNS = (
@@ -322,15 +395,31 @@ def _held_row(row: Row) -> tuple[str, ...]:
 
 def _fleet_lines(result: Row) -> list[str]:
     told = [calibration_text(result["calibration"])]
+    if result["is_sized"]:
+        told.append("how many GPUs is found by steps of 2 %, and moves some % with the seed")
     if result["gpus_simulated"] < result["gpus"]:
+        were = "was" if result["gpus_simulated"] == 1 else "were"
         told.append(
-            f"{result['gpus_simulated']} GPUs were simulated for {result['seconds']:g} s, each "
-            "standing for those with about as many matches"
+            f"{_gpus(result['gpus_simulated'])} {were} simulated for {result['seconds']:g} s or "
+            "more; one between two of them in load counts as a part of each"
         )
-    if result["against"]:
-        near = sum(row["is_within"] for row in result["against"])
-        told.append(f"{near} of {len(result['against'])} forecasts are within 30 % in both figures")
-    return told
+    return [*told, *_verdict(result)]
+
+
+def _against_summary(result: Row) -> str:
+    runs = ", ".join(row["run"] for row in result["against"])
+    return f"{runs}, forecast from other runs; seed {result['seed']}"
+
+
+def _against_lines(result: Row) -> list[str]:
+    return [calibration_text(result["calibration"]), *_verdict(result)]
+
+
+def _verdict(result: Row) -> list[str]:
+    if not (rows := result["against"]):
+        return []
+    near = sum(row["is_within"] for row in rows)
+    return [f"{near} of {len(rows)} forecasts are within 30 % in both figures"]
 
 
 _SUMMARIES = {
@@ -338,16 +427,19 @@ _SUMMARIES = {
     "paging": _paging_summary,
     "overload": _overload_summary,
     "fleet": _fleet_summary,
+    "against": _against_summary,
 }
 _TABLES = {
     "batching": _batching_tables,
     "paging": _paging_tables,
     "overload": _overload_tables,
     "fleet": _fleet_tables,
+    "against": _against_tables,
 }
 _LINES = {
     "batching": _batching_lines,
     "paging": _paging_lines,
     "overload": _overload_lines,
     "fleet": _fleet_lines,
+    "against": _against_lines,
 }

@@ -7,13 +7,16 @@
                  2022; vLLM's and SGLang's)
 
 A step gives every request in it one token; a request's first step computes its prompt as well, in
-pieces where a step's tokens are bounded. What a step takes is a `StepTime`.
+pieces where a step's tokens are bounded. What a step takes is a `StepTime`. Steps between which
+nobody comes, joins or leaves are gone through at once, so a simulation's work is that of its
+requests, however many tokens they write.
 """
 
 import heapq
 import itertools
 import math
 import re
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -102,8 +105,8 @@ class Server:
     """Requests in a step at most."""
     step_time: StepTime
     step_tokens: int | None = None
-    """Tokens in a step at most, for a continuous batch: longer prompts are computed in pieces.
-    At least `slots`. None: any number."""
+    """Tokens in a step at most: longer prompts are computed in pieces, in a static batch those of
+    all its requests one behind the other. At least `slots`. None: any number."""
     seed: int = 0
     """Where in the step time's spread it begins."""
 
@@ -169,23 +172,24 @@ class Trace:
 
 def _load(spans: Iterable[tuple[float, float]], total_s: float, parts: int) -> list[float]:
     """How many spans hold in each part of `total_s`, on the average."""
-    loads = [0.0] * parts
+    loads, later = [0.0] * parts, [0] * (parts + 1)
     if not total_s:
         return loads
-    width = total_s / parts
-    for start, end in spans:
-        for part in range(min(int(start / width), parts - 1), min(int(end / width), parts - 1) + 1):
-            inside = min(end, (part + 1) * width) - max(start, part * width)
-            loads[part] += max(inside, 0.0) / width
-    return loads
+    for span in spans:
+        for at, change in zip(span, (1, -1), strict=True):
+            place = at / total_s * parts
+            part = min(int(place), parts - 1)
+            loads[part] += change * (part + 1 - place)
+            later[part + 1] += change
+    whole = itertools.accumulate(later)
+    return [max(load + before, 0.0) for load, before in zip(loads, whole, strict=False)]
 
 
 # the two ways
 
 
 def run_static(source: Source, server: Server, gate: Gate | None = None) -> Trace:
-    """Everything the source has, batch after batch. A step's spread is not applied: the padded
-    batch is as long as its longest answer whatever a single step took."""
+    """Everything the source has, batch after batch."""
     return _Static(source, server, gate or QueueCap(None)).run()
 
 
@@ -226,10 +230,38 @@ class _Line:
         self.source.ended(job, at)
 
 
+class _Pace:
+    """What a server's steps take: by the line, times its spread, which begins at a place that the
+    seed names and is gone through again and again."""
+
+    def __init__(self, server: Server) -> None:
+        spread = server.step_time.spread or (1.0,)
+        first = Random(f"steps/{server.seed}").randrange(len(spread))
+        turned = (*spread[first:], *spread[:first])
+        self._sums = (0.0, *itertools.accumulate(turned))
+        self._steps = 0
+        self._passed = 0.0
+        """Sum of the spread over these steps."""
+
+    def take(self, step_s: float, steps: int) -> float:
+        """The seconds of the next so many steps, of `step_s` each by the line."""
+        before = self._passed
+        self._steps += steps
+        whole, part = divmod(self._steps, len(self._sums) - 1)
+        self._passed = whole * self._sums[-1] + self._sums[part]
+        return step_s * (self._passed - before)
+
+    def steps_in(self, step_s: float, seconds: float) -> int:
+        """The fewest steps from here on that take so long."""
+        whole, left = divmod(self._passed + seconds / step_s, self._sums[-1])
+        return int(whole) * (len(self._sums) - 1) + bisect_left(self._sums, left) - self._steps
+
+
 class _Static:
     def __init__(self, source: Source, server: Server, gate: Gate) -> None:
         self._line = _Line(source, gate)
         self._server = server
+        self._pace = _Pace(server)
         self._steps = self._step_requests = self._step_tokens = 0
 
     def run(self) -> Trace:
@@ -248,36 +280,43 @@ class _Static:
 
     def _compute(self, batch: Sequence[Job], start: float) -> float:
         """All of a batch; when it is answered."""
-        time, requests = self._server.step_time, len(batch)
-        tokens = sum(max(job.prompt, 1) for job in batch)
-        first_s, step_s = time.seconds(tokens, requests), time.seconds(requests, requests)
-        longest = max(job.output for job in batch)
-        done = start + first_s + (longest - 1) * step_s
-        self._steps += longest
-        self._step_requests += longest * requests
-        self._step_tokens += tokens + (longest - 1) * requests
+        requests, prompts = len(batch), sum(max(job.prompt, 1) for job in batch)
+        whole, rest = divmod(prompts - 1, self._server.step_tokens or prompts)
+        now = start + self._take(self._server.step_tokens or 0, requests, whole)
+        now += self._take(rest + 1, requests, 1)
+        written = 1
+        for job in sorted(batch, key=lambda job: job.output):
+            now += self._take(requests, requests, job.output - written)
+            written, job.finished = job.output, now
         for slot, job in enumerate(batch):
-            job.slot, job.started, job.done = slot, start, done
-            job.finished = start + first_s + (job.output - 1) * step_s
-        self._line.let_in(done, 0)
+            job.slot, job.started, job.done = slot, start, now
+        self._line.let_in(now, 0)
         for job in batch:
-            self._line.end(job, done)
-        return done
+            self._line.end(job, now)
+        return now
+
+    def _take(self, tokens: int, requests: int, steps: int) -> float:
+        """The seconds of so many steps that are alike."""
+        self._steps += steps
+        self._step_requests += requests * steps
+        self._step_tokens += tokens * steps
+        return self._pace.take(self._server.step_time.seconds(tokens, requests), steps)
 
 
 class _Continuous:
     def __init__(self, source: Source, server: Server, gate: Gate) -> None:
         self._line = _Line(source, gate)
         self._server = server
-        spread = server.step_time.spread
-        first = Random(f"steps/{server.seed}").randrange(len(spread)) if spread else 0
-        self._spread = itertools.cycle((*spread[first:], *spread[:first]) or (1.0,))
+        self._pace = _Pace(server)
+        self._is_patient = isinstance(gate, QueueCap)
+        """Nobody who waits is refused."""
         self._now = 0.0
         self._free = list(range(server.slots))
         self._writing = 0
         """Requests past their first step."""
-        self._ends: dict[int, list[Job]] = {}
-        """By the number of the step that is their last."""
+        self._ends: list[tuple[int, int, Job]] = []
+        """A heap by the number of the step that is their last, and in the order of joining."""
+        self._joined = itertools.count()
         self._piece: tuple[Job, int] | None = None
         """One in a slot whose prompt is not computed to its end, and the tokens left."""
         self._steps = self._step_requests = self._step_tokens = 0
@@ -288,8 +327,10 @@ class _Continuous:
             line.let_in(self._now, len(self._free))
             line.refuse_late(self._now)
             joining, tokens = self._join()
-            if requests := self._writing + joining:
-                self._step(tokens + self._writing, requests)
+            if joining:
+                self._go(1, tokens + self._writing, self._writing + joining)
+            elif self._writing:
+                self._go(self._uneventful(), self._writing, self._writing)
             elif (at := line.source.next_at()) is not None:
                 self._now = max(self._now, at)
             else:
@@ -308,24 +349,35 @@ class _Continuous:
             joining, tokens, room = joining + 1, tokens + taken, room - taken
             self._piece = (job, left - taken) if taken < left else None
             if self._piece is None:
-                self._ends_in(job.output).append(job)
+                end = self._steps + job.output
+                heapq.heappush(self._ends, (end, next(self._joined), job))
         return joining, tokens
 
     def _place(self, job: Job) -> tuple[Job, int]:
         job.slot, job.started = heapq.heappop(self._free), self._now
         return job, max(job.prompt, 1)
 
-    def _ends_in(self, steps: int) -> list[Job]:
-        return self._ends.setdefault(self._steps + steps, [])
+    def _uneventful(self) -> int:
+        """Steps until one of those who write leaves, or somebody joins or may be refused."""
+        steps = self._ends[0][0] - self._steps
+        if self._free or not self._is_patient:
+            if self._line.waiting:
+                return 1
+            if (at := self._line.source.next_at()) is not None:
+                step_s = self._server.step_time.seconds(self._writing, self._writing)
+                steps = min(steps, max(self._pace.steps_in(step_s, at - self._now), 1))
+        return steps
 
-    def _step(self, tokens: int, requests: int) -> None:
-        self._now += self._server.step_time.seconds(tokens, requests) * next(self._spread)
-        self._steps += 1
-        self._step_requests += requests
-        self._step_tokens += tokens
+    def _go(self, steps: int, tokens: int, requests: int) -> None:
+        """So many steps that are alike."""
+        self._now += self._pace.take(self._server.step_time.seconds(tokens, requests), steps)
+        self._steps += steps
+        self._step_requests += requests * steps
+        self._step_tokens += tokens * steps
         self._line.let_in(self._now, len(self._free))
         self._writing = requests - (self._piece is not None)
-        for job in self._ends.pop(self._steps, ()):
+        while self._ends and self._ends[0][0] == self._steps:
+            job = heapq.heappop(self._ends)[2]
             job.finished = job.done = self._now
             self._writing -= 1
             heapq.heappush(self._free, job.slot)
@@ -354,7 +406,8 @@ class ClosedLoop:
     """Clients who each ask again `think_s` after an answer, or a refusal, while requests are left
     and until `until_s`.
 
-    `think_s` is the mean of an exponential distribution; 0: at once.
+    `think_s` is the mean of an exponential distribution; 0: at once. `pause_s` comes after each
+    answer too, and is always as long.
     """
 
     def __init__(
@@ -363,12 +416,13 @@ class ClosedLoop:
         clients: int,
         think_s: float = 0.0,
         *,
+        pause_s: float = 0.0,
         until_s: float = math.inf,
         seed: int = 0,
     ) -> None:
         self._left = iter(jobs)
         self._dice = Random(f"clients/{seed}")
-        self._think_s, self._until_s = think_s, until_s
+        self._think_s, self._pause_s, self._until_s = think_s, pause_s, until_s
         self._numbers = itertools.count()
         self._next: list[tuple[float, int, Job]] = []
         for _ in range(clients):
@@ -381,7 +435,7 @@ class ClosedLoop:
         return heapq.heappop(self._next)[2]
 
     def ended(self, job: Job, at: float) -> None:
-        self._ask(at)
+        self._ask(at + self._pause_s)
 
     def _ask(self, at: float) -> None:
         at += self._dice.expovariate(1 / self._think_s) if self._think_s else 0.0

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,6 @@ from serving.step_time import StepTime
 
 TRUE = StepTime(base_s=0.02, per_token_s=0.001, per_request_s=0.002)
 WORK = Work(((20, 5), (30, 5), (25, 4)), 1.0, overhead_s=0.004, commit_s=0.001)
-
-
-class Watched(StepTime):
-    """Keeps what each step was."""
-
-    __slots__ = ("seen",)
-
-    def __init__(self, time: StepTime) -> None:
-        super().__init__(time.base_s, time.per_token_s, time.per_request_s)
-        object.__setattr__(self, "seen", [])
-
-    def seconds(self, tokens: int, requests: int) -> float:
-        took = super().seconds(tokens, requests)
-        self.seen.append((took, tokens, requests))  # type: ignore[attr-defined]
-        return took
 
 
 def play(
@@ -44,16 +30,19 @@ def play(
     source: str = "per_step",
     stretch: float = 1.0,
     seed: int = 0,
+    engine: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A run in `folder`, of which every move took `stretch` times as long as the engine did."""
-    watched = Watched(time)
-    server = Server(slots, watched)
-    watched.seen.clear()  # type: ignore[attr-defined]
+    """A run in `folder`, of which every move took `stretch` times as long as the engine did.
+
+    `engine` is what else its config says of the engine, true or not.
+    """
     work = Work(WORK.shapes, period, WORK.overhead_s, WORK.commit_s, seed)
-    trace = run_continuous(Matches(work, parallel, total=matches, plies=plies), server)
+    asked = Matches(work, parallel, total=matches, plies=plies)
+    trace = run_continuous(asked, Server(slots, time))
     rows, moves = _moves(trace, work, stretch)
-    steps = _steps(trace, watched.seen, source)  # type: ignore[attr-defined]
+    steps = _steps(trace, time, source)
     config = _config(name, parallel, plies, period, slots)
+    config["engines"]["main"].update(engine or {})
     run = RunRow(f"{name}-{seed}", "2026-01-01T00:00:00Z", json.dumps(config), "d", "{}")
 
     async def write() -> None:
@@ -154,16 +143,18 @@ def _match(number: int, started: float, ended: float) -> MatchRow:
     )
 
 
-def _steps(trace: Trace, seen: list[tuple[float, int, int]], source: str) -> list[Row]:
-    """A step begins when the one before ends, or when somebody comes to an idle engine."""
-    starts = sorted(job.started or 0.0 for job in trace.jobs)
-    ends = sorted(job.done or 0.0 for job in trace.jobs)
+def _steps(trace: Trace, time: StepTime, source: str) -> list[Row]:
+    """Each step gives all inside a token, and computes the prompts of those who came for it."""
     rows, now = list[Row](), 0.0
-    for took, tokens, requests in seen:
-        if sum(at <= now + 1e-9 for at in starts) == sum(at <= now + 1e-9 for at in ends):
-            now = min(at for at in starts if at > now)
-        now += took
+    spans = sorted((job.started or 0.0, job.done or 0.0, max(job.prompt, 1)) for job in trace.jobs)
+    while spans:
+        now = max(now, spans[0][0])
+        inside = [span for span in spans if span[0] <= now + 1e-9]
+        requests = len(inside)
+        tokens = sum(prompt if now - start < 1e-9 else 1 for start, _, prompt in inside)
+        now += time.seconds(tokens, requests)
         rows.append(
             SampleRow("main", now, source, 1, None, requests, 0, requests, tokens, 0.1, 0, 0, 0, 0)
         )
+        spans = [span for span in spans if span[1] > now + 1e-9]
     return rows

@@ -4,16 +4,18 @@ import html
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from arena import simulate_page
+from arena import simulate, simulate_page, simulate_text
 from arena.simulate import BatchingOptions, PagingOptions, batching, paging
 from arena.simulate_fleet import EngineOptions, FleetOptions, OverloadOptions, fleet, overload
 from arena.simulate_text import WAYS, sparkline, tables
 from arena.terminal import print_simulation
+from serving.step_time import StepTime
 from tests.arena.simulated_runs import WORK, play
 from tests.arena.test_run import arena
 
@@ -105,6 +107,28 @@ def test_a_prefix_cache_saves_whole_blocks_of_what_is_shared() -> None:
     assert whole["requests_per_s"] == without["requests_per_s"]
 
 
+@pytest.mark.parametrize(
+    ("shared", "computed"), [(384, 16), (383, 16), (368, 16), (367, 32), (16, 368), (15, 384)]
+)
+def test_of_a_prompt_that_is_all_shared_the_last_block_is_computed(
+    shared: int, computed: int
+) -> None:
+    """Only one token of 384 was. An engine finds whole blocks, and never the whole prompt."""
+    options = BatchingOptions(
+        requests=2,
+        slots=1,
+        arrivals="burst",
+        lengths="1",
+        token_ms=1.0,
+        prompt_token_ms=1.0,
+        prompt_tokens=384,
+        shared_tokens=shared,
+    )
+    for way in WAYS["batching"]:
+        seconds = batching(options)[way]["makespan_s"]
+        assert seconds == pytest.approx((384 + computed) / 1000)
+
+
 def test_a_step_that_grows_with_the_batch_answers_fewer() -> None:
     flat, grown = (
         batching(BatchingOptions(requests=200, growth=growth))["continuous"]["makespan_s"]
@@ -136,7 +160,129 @@ def test_a_run_brings_its_steps_and_its_moves(tmp_path: Path) -> None:
     assert min(shapes) * 1000 <= held["used"] <= max(shapes) * 1000
 
 
+def test_each_seed_begins_elsewhere_in_what_steps_took_and_both_ways_there(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All seeds of the continuous batch began at one place, and the static one had no spread."""
+    time = StepTime(0.02, 0.0, 0.0, spread=(1.0,) * 90 + (9.0,) * 10)
+    seen = replace(simulate.calibrated((run,), None), step_time=time, shapes=((1, 5),))
+    monkeypatch.setattr(simulate, "calibrated", lambda *_: seen)
+    options = BatchingOptions(
+        requests=8, slots=8, arrivals="burst", burst=8, seeds=50, from_run=(run,)
+    )
+    static, continuous = (batching(options)[way] for way in WAYS["batching"])
+    assert static["band"]["makespan_s"] == continuous["band"]["makespan_s"]
+    low, high = static["band"]["makespan_s"]
+    assert (low, high) == pytest.approx((5 * 0.02, 5 * 9 * 0.02), rel=0.3)
+
+
+def test_the_tokens_of_a_step_are_the_runs(run: Path, tmp_path: Path) -> None:
+    bounded = play(tmp_path / "run", engine={"max_batched_tokens": 16})
+    given: dict[str, Any] = {"requests": 64, "arrivals": "burst", "burst": 64}
+    free, held = (batching(BatchingOptions(from_run=(of,), **given)) for of in (run, bounded))
+    assert (free["step_tokens"], held["step_tokens"]) == (None, 16)
+    for way in WAYS["batching"]:
+        assert held[way]["makespan_s"] > free[way]["makespan_s"]
+        assert held[way]["step_requests"] < free[way]["step_requests"] or way == "static"
+
+
 # how it is told
+
+
+def test_the_result_says_all_that_was_simulated(run: Path) -> None:
+    result = batching(
+        BatchingOptions(
+            requests=1,
+            slots=1,
+            growth=0.05,
+            prompt_token_ms=0.1,
+            prompt_tokens=384,
+            shared_tokens=330,
+            arrivals="burst",
+            max_queued=7,
+            seeds=3,
+        )
+    )
+    assert simulate_text.summary_text(result) == (
+        "1 request, burst arrivals of 32 at 12/s; lengths mixed; prompts of 384 tokens, 330 of "
+        "them shared; a prefix cache in blocks of 16; 1 slot; a step takes 8 ms, 5 % more for each "
+        "further request in it, and 0.1 ms for each prompt token after the first; 7 may wait; "
+        "seed 0 and 2 more for the bands"
+    )
+    assert [
+        result[key]
+        for key in (
+            *("burst", "think_seconds", "prompt_tokens", "shared_tokens", "block_tokens"),
+            *("prefix_cache", "token_ms", "growth", "prompt_token_ms", "max_queued", "runs"),
+        )
+    ] == [32, None, 384, 330, 16, True, 8.0, 0.05, 0.1, 7, []]
+    result = batching(
+        BatchingOptions(arrivals="closed", clients=1, think_seconds=3, from_run=(run,))
+    )
+    assert simulate_text.summary_text(result) == (
+        "600 requests, from 1 client waiting for each answer, then thinking for 3 s on the "
+        "average; prompts and answers as in the run; main of seen-0: 16 slots; a step takes 20.00 "
+        "ms + 1000.0 µs a token + 2000.0 µs a request, and what the run's steps took beyond that; "
+        "seed 0"
+    )
+    assert (result["runs"], result["engine"], result["think_seconds"]) == (["seen-0"], "main", 3)
+    result = paging(PagingOptions(requests=1, lengths="1", memory="1MiB"))
+    assert simulate_text.summary_text(result) == (
+        "1 request of 1 token on the average (1; limit 4,096); a memory of 2 tokens, 524,288 B "
+        "each; seed 0"
+    )
+    assert result["memory_bytes"] == 1 << 20
+
+
+def test_a_row_tells_each_figure_under_its_heading() -> None:
+    figures = {
+        "wait_s": {"mean": 1.234, "p50": None, "p95": 2.345, "p99": None, "max": 3456.789},
+        "makespan_s": 99.94,
+        "requests_per_s": 5.678,
+        "idle_share": 0.1234,
+        "step_requests": 7.891,
+        "refused": 12345,
+        "band": {
+            "wait_s": {"mean": [1.0, 2.0], "p95": [3.0, 4.0], "max": None},
+            "makespan_s": [5.0, 6.0],
+            "requests_per_s": [7.0, 8.0],
+            "idle_share": [0.1, 0.2],
+        },
+    }
+    (table,) = tables({"kind": "batching", "static": figures, "continuous": figures})
+    figures_row, band_row = table.rows[:2]
+    assert dict(zip(table.columns, figures_row, strict=True)) == {
+        "batching": "static",
+        "wait mean s": "1.23",
+        "p95 s": "2.35",
+        "max s": "3,456.79",
+        "makespan s": "99.9",
+        "requests/s": "5.68",
+        "idle slots": "12.3%",
+        "in a step": "7.89",
+        "refused": "12,345",
+    }
+    assert band_row == (
+        *("  95 % of seeds", "1.0–2.0", "3.0–4.0", "n/a", "5.0–6.0", "7.00–8.00", "0.100–0.200"),
+        *("", ""),
+    )
+
+
+def test_a_request_of_a_static_batch_is_done_with_its_batch(told: dict[str, Any]) -> None:
+    first = told["batching"]["static"]["first_requests"]
+    assert all(one["started"] < one["finished"] <= one["done"] for one in first)
+    assert (
+        len({one["done"] for one in first[:8]}) == 1 < len({one["finished"] for one in first[:8]})
+    )
+
+
+def test_a_chart_goes_on_to_the_last_answer(told: dict[str, Any]) -> None:
+    """The last part of each line was not drawn."""
+    (busy, *_) = simulate_page.figures(told["batching"])
+    for way, trace in zip(WAYS["batching"], busy["data"], strict=True):
+        row = told["batching"][way]
+        assert trace["y"] == [*row["timeline"]["busy_slots"], row["timeline"]["busy_slots"][-1]]
+        assert (trace["x"][0], trace["x"][-1]) == (0, pytest.approx(row["makespan_s"]))
 
 
 def test_the_json_has_the_keys_that_were_agreed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,21 +328,26 @@ def test_the_table_has_every_figure_of_its_rows(told: dict[str, dict[str, Any]],
     assert printed.startswith(f"simulation: {kind}: ")
     for table in tables(told[kind]):
         assert table.title in printed
+        assert table.rows
         for row in table.rows:
             assert len(row) == len(table.columns)
-            assert row[-1] in printed
+            assert f" {' '.join(' '.join(row).split())} " in printed
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_page_draws_what_the_table_tells(told: dict[str, dict[str, Any]], kind: str) -> None:
     page = simulate_page.page(told[kind])
     assert page.startswith("<!doctype html>")
-    for drawn in simulate_page.figures(told[kind]):
-        assert f'id="{drawn["id"]}"' in page
+    (given,) = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', page)
+    figures = simulate_page.figures(told[kind])
+    assert json.loads(given) == json.loads(json.dumps(figures))
+    for drawn in figures:
+        assert page.count(f'id="{drawn["id"]}"') == 1
         assert all(len(trace["x"]) == len(trace["y"]) > 0 for trace in drawn["data"])
     for table in tables(told[kind]):
         for row in table.rows:
-            assert html.escape(row[0]) in page
+            cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
+            assert f"<tr>{cells}</tr>" in page
 
 
 def test_an_assumption_is_called_one(told: dict[str, dict[str, Any]]) -> None:
@@ -221,13 +372,16 @@ def test_a_sparkline() -> None:
 
 # refusals
 
+PROMPTS = ("batching", "--prompt-tokens", 5, "--prompt-token-ms", 1)
+
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("batching", "--requests", 0), "--requests: 0; give 1 to"),
         (("batching", "--requests", "9" * 400), "; give 1 to 1e+06"),
-        (("batching", "--requests", 1000000, "--lengths", 1000), "too much to simulate"),
+        (("batching", "--requests", 1000000), "--requests: 1,000,000 are too much to simulate"),
+        (("batching", "--seeds", 1000), "--requests: 600 with each of 1,000 seeds are too much"),
         (("batching", "--slots", 0), "--slots: 0; give 1 to"),
         (("batching", "--token-ms", 0), "--token-ms: 0; give"),
         (("batching", "--token-ms", "nan"), "--token-ms: nan; give"),
@@ -235,7 +389,26 @@ def test_a_sparkline() -> None:
         (("batching", "--rate", "inf"), "--rate: inf; give"),
         (("batching", "--lengths", "long"), "--lengths: 'long' is no description of lengths"),
         (("batching", "--lengths", "0-5"), "--lengths: 0-5: give a weight over 0"),
-        (("batching", "--prompt-tokens", 5, "--shared-tokens", 6), "--shared-tokens: 6; give 0"),
+        (("batching", "--shared-tokens", 5), "--shared-tokens: does nothing without --prompt-tok"),
+        (
+            (*PROMPTS, "--shared-tokens", 6),
+            "--shared-tokens: 6 are more than the 5 of --prompt-tokens",
+        ),
+        (
+            ("batching", "--prompt-tokens", 9),
+            "--prompt-tokens: does nothing without --prompt-token-",
+        ),
+        (("batching", "--prompt-token-ms", 1), "--prompt-token-ms: does nothing without --prompt-"),
+        (("batching", "--no-prefix-cache"), "--no-prefix-cache: does nothing without --shared-tok"),
+        (
+            (*PROMPTS, "--no-prefix-cache"),
+            "--no-prefix-cache: does nothing without --shared-tokens",
+        ),
+        (("batching", "--block-tokens", 5), "--block-tokens: does nothing without --shared-tokens"),
+        (
+            (*PROMPTS, "--shared-tokens", 5, "--no-prefix-cache", "--block-tokens", 5),
+            "--block-tokens: does nothing with --no-prefix-cache",
+        ),
         (("batching", "--max-queued", -1), "--max-queued: -1; give 0 to"),
         (("batching", "--burst", 5), "--burst: is for --arrivals burst; leave it out"),
         (("batching", "--arrivals", "closed", "--rate", 5), "--rate: is for --arrivals poisson or"),
@@ -245,10 +418,17 @@ def test_a_sparkline() -> None:
         (("batching", "--from-run", "{run}", "--no-prefix-cache"), "--no-prefix-cache: --from-run"),
         (("batching", "--from-run", "{run}", "--engine", "side"), "--engine side: run seen-0 has"),
         (("batching", "--from-run", "{run}/none"), "holds no run"),
+        (("batching", "--from-run", "{none}"), "max_concurrent is 0"),
+        (("batching", "--from-run", "{text}"), "its config does not tell the load of engine main"),
+        (("batching", "--from-run", "{tight}", "--slots", 65), "--slots: the run's engine cannot"),
         (("batching", "--seeds", 0), "--seeds: 0; give 1 to"),
         (("paging", "--limit", 2000), "--limit: 2000 tokens are fewer than the longest request's"),
         (("paging", "--units", 0), "--units: 0; give 1 to 4096"),
         (("paging", "--units", 5000), "--units: 5000; give 1 to 4096"),
+        (
+            ("paging", "--requests", 2000000, "--units", *range(1, 99)),
+            "--units: 98 of them for 2,0",
+        ),
         (("paging", "--memory", "much"), "--memory: 'much' is no size"),
         (("paging", "--memory", "1KiB"), "--memory: 1024; give 524288 to"),
         (("paging", "--kv-bytes-per-token", 0), "--kv-bytes-per-token: 0; give 1 to"),
@@ -257,11 +437,12 @@ def test_a_sparkline() -> None:
 )
 def test_bad_input_is_one_line(
     run: Path,
+    strange: dict[str, Path],
     capsys: pytest.CaptureFixture[str],
     arguments: tuple[object, ...],
     said: str,
 ) -> None:
-    filled = [str(one).format(run=run) for one in arguments]
+    filled = [str(one).format(run=run, **strange) for one in arguments]
     assert arena("simulate", *filled) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -273,3 +454,15 @@ def test_bad_input_is_one_line(
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return play(tmp_path_factory.mktemp("run") / "run")
+
+
+@pytest.fixture(scope="module")
+def strange(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Runs whose configs say of their engine what no arena wrote, and one with small steps."""
+    folder = tmp_path_factory.mktemp("strange")
+    engines: dict[str, dict[str, Any]] = {
+        "none": {"max_concurrent": 0},
+        "text": {"max_batched_tokens": "x"},
+        "tight": {"max_batched_tokens": 64},
+    }
+    return {name: play(folder / name, engine=engine) for name, engine in engines.items()}

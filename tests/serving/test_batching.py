@@ -1,9 +1,10 @@
 """Static and continuous batching: small cases by hand, and what must always hold."""
 
+from collections.abc import Sequence
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.batching import (
@@ -93,6 +94,14 @@ def test_a_long_prompt_is_computed_in_pieces() -> None:
     assert trace.step_requests == 1 + 2 + 2 + 2
 
 
+def test_the_prompts_of_a_static_batch_are_computed_in_pieces_too() -> None:
+    server = Server(2, StepTime(0.0, 1.0, 0.0), step_tokens=4)
+    trace = run_static(Arrivals([Job(0.0, 3, 1), Job(0.0, 7, 2)]), server)
+    # 4, 4 and 2, then the second token of both
+    assert spans(trace) == [(0, 10, 12), (0, 12, 12)]
+    assert (trace.steps, trace.step_requests, trace.step_tokens) == (4, 8, 12)
+
+
 def test_a_step_that_grows_with_the_batch() -> None:
     server = Server(4, simple(1.0, growth=0.5))
     assert run_continuous(Arrivals(jobs(2, 2, 2)), server).makespan_s == 4
@@ -130,6 +139,7 @@ def test_the_timeline_adds_up() -> None:
     assert trace.waiting(5) == [2, 1, 1, 0, 0]
 
 
+@settings(deadline=None)
 @given(jobs_strategy, st.integers(1, 6), st.booleans())
 def test_nobody_is_lost_nor_two_in_a_slot(
     asked: list[tuple[float, int, int]], slots: int, is_bounded: bool
@@ -152,12 +162,17 @@ def test_nobody_is_lost_nor_two_in_a_slot(
         assert trace.step_tokens >= computed
         if run is run_continuous:
             assert trace.step_tokens == computed
-            if server.step_tokens is not None:
-                assert trace.step_tokens <= trace.steps * server.step_tokens
+        if server.step_tokens is not None:
+            assert trace.step_tokens <= trace.steps * server.step_tokens
+        taken_s = sum((job.finished or 0.0) - (job.started or 0.0) for job in trace.jobs)
+        part_s = trace.makespan_s / 7
+        assert sum(trace.busy_slots(7)) * part_s == pytest.approx(taken_s)
+        assert sum(trace.waiting(7)) * part_s == pytest.approx(sum(trace.waits_s), abs=1e-9)
         assert trace.idle_share is not None
         assert -1e-9 <= trace.idle_share < 1
 
 
+@settings(deadline=None)
 @given(jobs_strategy)
 def test_the_first_to_come_is_the_first_to_be_taken(asked: list[tuple[float, int, int]]) -> None:
     for run in RUNS:
@@ -168,13 +183,93 @@ def test_the_first_to_come_is_the_first_to_be_taken(asked: list[tuple[float, int
 
 def test_the_spread_is_gone_through_in_its_order_from_a_place_of_the_seed() -> None:
     time = StepTime(1.0, 0.0, 0.0, spread=(1.0, 1.0, 4.0))
-    ends = {}
-    for seed in range(20):
-        trace = run_continuous(Arrivals(jobs(1, 1, 1)), Server(1, time, seed=seed))
-        again = run_continuous(Arrivals(jobs(1, 1, 1)), Server(1, time, seed=seed))
-        assert spans(trace) == spans(again)
-        ends[tuple(job.done for job in trace.jobs)] = seed
-    assert set(ends) == {(1, 2, 6), (1, 5, 6), (4, 5, 6)}
+    for run in RUNS:
+        ends = {}
+        for seed in range(20):
+            trace = run(Arrivals(jobs(1, 1, 1)), Server(1, time, seed=seed))
+            again = run(Arrivals(jobs(1, 1, 1)), Server(1, time, seed=seed))
+            assert spans(trace) == spans(again)
+            ends[tuple(job.done for job in trace.jobs)] = seed
+        assert set(ends) == {(1, 2, 6), (1, 5, 6), (4, 5, 6)}
+
+
+def test_both_ways_take_as_long_where_batching_is_the_same() -> None:
+    time = StepTime(1.0, 0.25, 0.5, spread=(1.0, 3.0, 0.5, 2.0))
+    static, continuous = (
+        run(Arrivals(jobs(9, 9, 9, prompt=5)), Server(3, time, seed=4)) for run in RUNS
+    )
+    assert spans(static) == spans(continuous)
+
+
+SPREAD = (1.0, 0.5, 2.0, 1.0)
+
+
+def step_by_step(
+    asked: Sequence[tuple[int, int, int]], slots: int, time: StepTime, first: int
+) -> list[tuple[float, float]]:
+    """When each starts and ends, the spread begun at `first`: the same without a short cut."""
+    waiting = sorted(enumerate(asked), key=lambda one: one[1][0])
+    inside: list[list[int]] = []
+    told = [(0.0, 0.0)] * len(asked)
+    now, steps = 0.0, first
+    while waiting or inside:
+        if not inside:
+            now = max(now, waiting[0][1][0] / 8)
+        while waiting and len(inside) < slots and waiting[0][1][0] / 8 <= now:
+            number, (_, prompt, output) = waiting.pop(0)
+            inside.append([number, max(prompt, 1), output])
+            told[number] = (now, 0.0)
+        tokens = sum(prompt for _, prompt, _ in inside)
+        now += time.seconds(tokens, len(inside)) * SPREAD[steps % len(SPREAD)]
+        steps += 1
+        inside = [[number, 1, left - 1] for number, _, left in inside]
+        for number, _, left in inside:
+            if not left:
+                told[number] = (told[number][0], now)
+        inside = [one for one in inside if one[2]]
+    return told
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 400), st.integers(0, 30), st.integers(1, 40)),
+        min_size=1,
+        max_size=30,
+    ),
+    st.integers(1, 6),
+    st.integers(0, 9),
+)
+def test_steps_gone_through_at_once_are_the_same_steps(
+    asked: list[tuple[int, int, int]], slots: int, seed: int
+) -> None:
+    """Times are sums of binary fractions, so that who comes just as a step ends is no chance."""
+    time = StepTime(0.5, 0.25, 0.125, SPREAD)
+    made = [Job(at / 8, prompt, output) for at, prompt, output in asked]
+    run_continuous(Arrivals(made), Server(slots, time, seed=seed))
+    told = [(job.started, job.finished) for job in made]
+    assert told in [step_by_step(asked, slots, time, first) for first in range(len(SPREAD))]
+
+
+class Counting(StepTime):
+    """How often it was asked."""
+
+    __slots__ = ()
+    asked = 0
+
+    def seconds(self, tokens: int, requests: int) -> float:
+        Counting.asked += 1
+        return super().seconds(tokens, requests)
+
+
+def test_the_work_is_that_of_the_requests_and_not_of_their_tokens() -> None:
+    """60,000 answers of 207 tokens, one at a time, took a minute."""
+    for run in RUNS:
+        Counting.asked = 0
+        arrivals = [Job(number * 1e6, 0, 10_000_000) for number in range(50)]
+        trace = run(Arrivals(arrivals), Server(3, Counting(1.0, 0.0, 0.0)))
+        assert trace.step_tokens >= 500_000_000
+        assert Counting.asked < 10 * len(trace.jobs)
 
 
 def test_arrivals_come_at_their_rate() -> None:

@@ -168,8 +168,8 @@ def test_a_port_that_is_no_number_is_a_usage_error(
     with pytest.raises(SystemExit) as ended:
         cli.main(["fake-server", "--port", port])
     assert ended.value.code == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert told.endswith(f"argument --port: invalid int value: {port!r}")
+    (told,) = capsys.readouterr().err.splitlines()
+    assert f"argument --port: invalid int value: {port!r}" in told
 
 
 def test_an_address_that_cannot_be_printed_is_no_taken_port() -> None:

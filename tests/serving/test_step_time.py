@@ -4,7 +4,7 @@ import math
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.step_time import Step, StepTime, fit, simple
@@ -23,6 +23,7 @@ def steps_of(time: StepTime, seed: int = 1, count: int = 300) -> list[Step]:
     return steps
 
 
+@settings(deadline=None)
 @given(coefficients, coefficients, coefficients)
 def test_a_line_is_found_again(base_s: float, per_token_s: float, per_request_s: float) -> None:
     found = fit(steps_of(StepTime(base_s, per_token_s, per_request_s)))
