@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -521,17 +522,27 @@ def _num_matches(config: RunConfig) -> int:
     return agents * (agents - 1) * cup.pairs * len(cup.games)
 
 
+_BYTES = re.compile(r"\d*\.?\d+(e\+?\d{1,2})?")
+_SIZE = re.compile(r"\d*\.?\d+\s*([kmgtpe]i?)?b?", re.IGNORECASE)
+
+
 def byte_size(option: str, text: str) -> int:
-    """Bytes of a size such as "24GiB"; ConfigError naming the option."""
+    """Bytes of a size such as "24GiB" or 8e9; ConfigError naming the option."""
+    bare = text.strip()
     try:
-        return int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError:
-        raise ConfigError(f"{option}: {text!r} is no size; write it like 24GiB") from None
+        if _BYTES.fullmatch(bare):
+            return int(float(bare))
+        if _SIZE.fullmatch(bare):
+            return int(TypeAdapter(ByteSize).validate_python(bare))
+    except (ValidationError, OverflowError):
+        pass
+    raise ConfigError(f"{option}: {text[:200]!r} is no size; write it like 24GiB")
 
 
-def engine_fragment(name: str, knobs: Mapping[str, int]) -> str:
-    """Knobs of an engine as TOML to paste."""
-    return tomli_w.dumps({"engines": {name: dict(knobs)}})
+def engine_fragment(name: str | None, knobs: Mapping[str, int]) -> str:
+    """Knobs of an engine as TOML to paste; `name` is of one that has a table already."""
+    toml = tomli_w.dumps({"engines": {name or "main": dict(knobs)}})
+    return toml if name is None else f"# in place of the lines of these names\n{toml}"
 
 
 def reference() -> str:

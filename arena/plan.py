@@ -5,30 +5,31 @@ Gathers what is known of a model, a device, a config and past runs, and lays the
 """
 
 import argparse
-import json
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from arena import config as configs
 from arena.config import ConfigError, RunConfig
 from arena.plan_advice import (
+    LARGEST_BATCH,
     Goal,
     Limits,
+    Suggestion,
     engine_advice,
     goal_texts,
+    length_unit,
     suggest,
     warnings,
 )
 from arena.plan_cost import CostAsk, rent_or_buy
+from arena.plan_speed import Estimate, Speed, measured
 from arena.plan_workload import Workload, demand_of, tokens_of, uncached_tokens
 from serving import EngineConfig, EngineConfigError
 from serving.capacity import (
-    BANDWIDTH_SHARE,
     BITS,
-    COMPUTE_SHARE,
     DEVICES,
     MOST_BYTES,
     MOST_TOKENS,
@@ -42,7 +43,7 @@ from serving.capacity import (
     roofline_of,
     weights_bytes,
 )
-from serving.kv_pool import Memory, Pool, PoolAsk, pool_of
+from serving.kv_pool import Memory, Pool, PoolAsk, loaded_dtype, pool_of
 from serving.model_facts import facts_of
 from serving.remedies import CONSTRAINED_OUTPUT_TOKENS
 from serving.sglang import SglangConfig
@@ -166,11 +167,28 @@ def ask_of(config: RunConfig | None, parsed: argparse.Namespace) -> PlanAsk:
 
 
 def build(ask: PlanAsk) -> dict[str, Any]:
-    """The plan as JSON has it. ConfigError or StoreError, one line, where it cannot be made."""
+    """The plan as JSON has it, all its numbers finite. ConfigError or StoreError, one line, where
+    it cannot be made."""
     try:
-        return _build(ask)
+        plan = _build(ask)
     except (EngineConfigError, OverflowError) as error:
         raise ConfigError(str(error)) from None
+    endless = next(_endless(plan), None)
+    if endless is not None:
+        raise ConfigError(f"{endless}: is beyond all measure with these numbers; check them")
+    return plan
+
+
+def _endless(told: object, name: str = "plan") -> Iterator[str]:
+    """Names of numbers that JSON has no word for."""
+    if isinstance(told, dict):
+        for key, value in told.items():
+            yield from _endless(value, key)
+    elif isinstance(told, list | tuple):
+        for value in told:
+            yield from _endless(value, name)
+    elif isinstance(told, float) and not math.isfinite(told):
+        yield name
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +196,8 @@ class _Known:
     """What a plan is made from."""
 
     engine: str | None
+    settings: EngineConfig | None
+    """Of the engine, with what the command line says instead."""
     model: Model
     memory: Memory | None
     devices: int
@@ -198,12 +218,16 @@ def _build(ask: PlanAsk) -> dict[str, Any]:
             f"{workload.context_tokens:,} tokens at {per_token:,} bytes each: give more --memory, "
             "fewer --context-tokens, or a smaller --kv-dtype"
         )
-    roof = None if known.device is None else roofline_of(model, per_token, known.device)
-    compute = _compute(ask, workload, roof, shared)
+    roof = None
+    if known.device is not None:
+        roof = roofline_of(model, per_token, known.device, pool.copies)
+    speed = _speed(ask, model, workload, roof)
+    compute = _compute(speed, workload, shared)
     limits = Limits(
         shared,
+        unshared,
         None if roof is None else roof.ridge(workload.context_tokens),
-        compute["requests_per_s"],
+        None if speed is None else speed.rate,
         ask.config.slo.move_seconds if ask.config else 1.0,
     )
     return {
@@ -215,13 +239,16 @@ def _build(ask: PlanAsk) -> dict[str, Any]:
         **_sizes(model, pool),
         "memory": _memory_data(known),
         "workload": asdict(workload),
-        "agents_fit": {"shared": shared, "unshared": unshared},
+        "agents_fit": {
+            "shared": _agents(workload, shared),
+            "unshared": _agents(workload, unshared),
+        },
         "by_context": _by_context(known),
         "by_unit": _by_unit(known),
         "compute": compute,
         "roofline": _roofline(roof, workload, shared),
-        "binding": _binding(workload, shared, compute["agents"]),
-        **_advice(ask.goal, known, limits),
+        "binding": _binding(workload, shared, compute),
+        **_advice(ask, known, limits),
         "warnings": list(warnings(workload, pool, model, shared, compute["agents"])),
         "notes": _notes(known, roof),
         "rent_or_buy": rent_or_buy(ask.cost),
@@ -230,24 +257,57 @@ def _build(ask: PlanAsk) -> dict[str, Any]:
 
 def _known(ask: PlanAsk) -> _Known:
     name = _engine_name(ask)
-    engine = None if name is None or ask.config is None else ask.config.engine(name)
-    model = _model(ask.model, engine)
-    devices: int = getattr(engine, "tensor_parallel", 1)
+    settings = None if name is None or ask.config is None else _settings(ask, ask.config, name)
+    devices: int = getattr(settings, "tensor_parallel", 1)
     device = _device(ask.device, devices)
     memory = _memory(ask.device, device)
-    pool = pool_of(engine, model, PoolAsk(memory, ask.kv_dtype, ask.unit_tokens))
-    return _Known(name, model, memory, devices, device, pool, _workload(ask, name, pool))
+    model = _model(ask.model, settings, memory)
+    pool = pool_of(settings, model, PoolAsk(memory, ask.kv_dtype, ask.unit_tokens))
+    workload = _workload(ask, name, settings, pool)
+    return _Known(name, settings, model, memory, devices, device, pool, workload)
 
 
-def _advice(goal: Goal, known: _Known, limits: Limits) -> dict[str, Any]:
-    suggestion = suggest(goal, known.workload, limits, known.model, known.pool)
-    kinds, reason = engine_advice(goal, known.workload, limits.fit)
+def _settings(ask: PlanAsk, config: RunConfig, name: str) -> EngineConfig:
+    """An engine's, with the model and the device that the command line names instead."""
+    settings = config.engine(name)
+    told: dict[str, Any] = {}
+    if ask.model.name is not None and hasattr(settings, "model"):
+        told["model"] = ask.model.name
+    if ask.device.name is not None and hasattr(settings, "device"):
+        told["device"] = "cuda"  # as all that are known by name
+    return settings.model_copy(update=told)
+
+
+def _advice(ask: PlanAsk, known: _Known, limits: Limits) -> dict[str, Any]:
+    suggestion = suggest(ask.goal, known.workload, limits, known.model, known.pool)
+    texts = list(goal_texts(ask.goal, known.workload, limits, suggestion))
+    pasted = _pasted_pool(ask, known, suggestion)
+    if pasted.kv_bytes != known.pool.kv_bytes:
+        if hasattr(known.settings, "kv_cache_bytes"):
+            size = int(known.pool.kv_bytes * known.pool.copies) // known.devices
+            suggestion = replace(suggestion, kv_cache_bytes=size)
+        else:
+            texts.append(f"with these knobs the cache holds {pasted.tokens:,} tokens, in slots")
+    knobs = {key: value for key, value in asdict(suggestion).items() if value is not None}
+    kinds, reason = engine_advice(known.workload, limits, suggestion)
     return {
-        "suggest": asdict(suggestion),
-        "toml": configs.engine_fragment(known.engine or "main", asdict(suggestion)),
-        "goal_advice": list(goal_texts(goal, suggestion, limits)),
+        "suggest": knobs,
+        "toml": configs.engine_fragment(known.engine, knobs),
+        "goal_advice": texts,
         "engine_advice": {"kinds": list(kinds), "reason": reason},
     }
+
+
+def _pasted_pool(ask: PlanAsk, known: _Known, suggestion: Suggestion) -> Pool:
+    """The cache that the engine would make of the suggested knobs alone."""
+    if known.settings is None:
+        return known.pool
+    knobs = {
+        "max_concurrent": suggestion.max_concurrent,
+        "context_tokens": suggestion.context_tokens,
+    }
+    pasted = known.settings.model_copy(update=knobs)
+    return pool_of(pasted, known.model, PoolAsk(known.memory, ask.kv_dtype, ask.unit_tokens))
 
 
 def _notes(known: _Known, roof: Roofline | None) -> list[str]:
@@ -260,42 +320,42 @@ def _notes(known: _Known, roof: Roofline | None) -> list[str]:
 # what is known
 
 
-_POSITIVE = (
-    ("--layers", "model", "layers", 1 << 20),
-    ("--kv-heads", "model", "kv_heads", 1 << 20),
-    ("--head-size", "model", "head_size", 1 << 20),
-    ("--parameters", "model", "parameters", 1e15),
-    ("--active-parameters", "model", "active_parameters", 1e15),
-    ("--weights-bytes", "model", "weights_bytes", MOST_BYTES),
-    ("--memory", "device", "memory_bytes", MOST_BYTES),
-    ("--memory-fraction", "device", "memory_fraction", 1),
-    ("--tflops", "device", "tflops", 1e9),
-    ("--bandwidth", "device", "gbytes_per_s", 1e9),
-    ("--context-tokens", "prompting", "context_tokens", MOST_TOKENS),
-    ("--agents", "prompting", "agents", 1e12),
-    ("--output-tokens", "prompting", "output_tokens", 1e9),
+_RANGES = (
+    ("--layers", "model", "layers", 1, 1 << 20),
+    ("--kv-heads", "model", "kv_heads", 1, 1 << 20),
+    ("--head-size", "model", "head_size", 1, 1 << 20),
+    ("--parameters", "model", "parameters", 1, 1e15),
+    ("--active-parameters", "model", "active_parameters", 1, 1e15),
+    ("--weights-bytes", "model", "weights_bytes", 1, MOST_BYTES),
+    ("--memory", "device", "memory_bytes", 1, MOST_BYTES),
+    ("--memory-fraction", "device", "memory_fraction", 0.001, 1),
+    ("--reserve", "device", "reserve_bytes", 0, MOST_BYTES),
+    ("--tflops", "device", "tflops", 0.001, 1e9),
+    ("--bandwidth", "device", "gbytes_per_s", 0.001, 1e9),
+    ("--context-tokens", "prompting", "context_tokens", 1, MOST_TOKENS),
+    ("--shared-tokens", "prompting", "shared_tokens", 0, MOST_TOKENS),
+    ("--uncached-tokens", "prompting", "uncached_tokens", 0, 1e9),
+    ("--output-tokens", "prompting", "output_tokens", 1, 1e9),
+    ("--agents", "prompting", "agents", 1, 1e12),
+    ("--period", "prompting", "period_s", 0, 1e9),
+    ("--price", "cost", "price", 0, 1e12),
+    ("--running", "cost", "running_per_hour", 0, 1e9),
+    ("--hours-per-week", "cost", "hours_per_week", 0.01, 168),
 )
-_NOT_NEGATIVE = (
-    ("--reserve", "device", "reserve_bytes", MOST_BYTES),
-    ("--shared-tokens", "prompting", "shared_tokens", MOST_TOKENS),
-    ("--uncached-tokens", "prompting", "uncached_tokens", 1e9),
-    ("--period", "prompting", "period_s", 1e9),
-    ("--hours-per-week", "cost", "hours_per_week", 168),
-)
+"""Option, where its number is kept, the least and the most that it may be."""
+_SHORTEST_PERIOD_S = 0.001
 
 
 def _check_numbers(ask: PlanAsk) -> None:
-    for options, is_positive in ((_POSITIVE, True), (_NOT_NEGATIVE, False)):
-        for option, part, name, most in options:
-            value = getattr(getattr(ask, part), name)
-            if value is None:
-                continue
-            is_low = value <= 0 if is_positive else value < 0
-            if is_low or not value <= most:
-                least = "more than 0" if is_positive else "0 or more"
-                raise ConfigError(f"{option}: is {value:.10g}; give {least}, at most {most:.10g}")
-    if ask.unit_tokens is not None and not 1 <= ask.unit_tokens <= MOST_TOKENS:
-        raise ConfigError(f"--unit-tokens: is {ask.unit_tokens}; give 1 token or more")
+    numbers: list[tuple[str, float | None, float, float]] = [
+        (option, getattr(getattr(ask, part), name), least, most)
+        for option, part, name, least, most in _RANGES
+    ]
+    numbers.append(("--unit-tokens", ask.unit_tokens, 1, MOST_TOKENS))
+    numbers += [("--rent", rent, 0.0001, 1e9) for rent in ask.cost.rents]
+    for option, value, least, most in numbers:
+        if value is not None and not least <= value <= most:
+            raise ConfigError(f"{option}: is {str(value)[:24]}; give {least:.10g} to {most:.10g}")
     for option, dtype in (("--kv-dtype", ask.kv_dtype), ("--weights", ask.model.weights_dtype)):
         if dtype is not None:
             try:
@@ -319,8 +379,8 @@ def _engine_name(ask: PlanAsk) -> str | None:
     return used[0]
 
 
-def _model(ask: ModelAsk, engine: EngineConfig | None) -> Model:
-    name = ask.name or getattr(engine, "model", None)
+def _model(ask: ModelAsk, settings: EngineConfig | None, memory: Memory | None) -> Model:
+    name = ask.name or getattr(settings, "model", None)
     given = (ask.layers, ask.kv_heads, ask.head_size)
     if any(value is not None for value in given):
         if ask.layers is None or ask.kv_heads is None or ask.head_size is None:
@@ -332,32 +392,55 @@ def _model(ask: ModelAsk, engine: EngineConfig | None) -> Model:
             "--model: is missing; name one, or give --layers, --kv-heads and --head-size"
         )
     else:
-        copies = isinstance(engine, VllmConfig | VllmServerConfig | SglangConfig)
+        copies = isinstance(settings, VllmConfig | VllmServerConfig | SglangConfig)
         model = facts_of(name, as_gguf=not copies)
-    return _with_weights(model, ask, engine)
+    model = replace(model, notes=tuple(_unanswered(model.notes, ask)))
+    return _with_weights(model, ask, settings, memory)
 
 
-def _with_weights(model: Model, ask: ModelAsk, engine: EngineConfig | None) -> Model:
-    """With what the command line says of the weights, or the engine's `dtype`."""
+def _unanswered(notes: Iterable[str], ask: ModelAsk) -> Iterator[str]:
+    """Notes that ask for no option that is given."""
+    given = [
+        option
+        for option, value in (
+            ("--parameters", ask.parameters),
+            ("--active-parameters", ask.active_parameters),
+            ("--weights", ask.weights_dtype or ask.weights_bytes),
+        )
+        if value is not None
+    ]
+    return (note for note in notes if not any(option in note for option in given))
+
+
+def _with_weights(
+    model: Model, ask: ModelAsk, settings: EngineConfig | None, memory: Memory | None
+) -> Model:
+    """With what the command line says of the weights. What is not quantised an engine keeps in the
+    type that it computes in."""
     if ask.parameters is not None:
         model = replace(model, parameters=round(ask.parameters))
     if ask.active_parameters is not None:
         model = replace(model, active_parameters=round(ask.active_parameters))
         if model.parameters is not None and round(ask.active_parameters) > model.parameters:
             raise ConfigError("--active-parameters: is more than there are parameters")
-    dtype = ask.weights_dtype
-    configured = getattr(engine, "dtype", None)
-    if dtype is None and configured not in (None, "auto"):
-        dtype = configured
-    if dtype is None and ask.parameters is not None:
-        dtype = "fp16"
     if ask.weights_bytes is not None:
         return replace(model, weights_bytes=ask.weights_bytes)
-    if dtype is None:
+    if ask.weights_dtype is not None:
+        if model.parameters is None:
+            raise ConfigError(
+                "--weights: how many weights there are is not known; give --parameters"
+            )
+        return replace(model, weights_bytes=weights_bytes(model.parameters, ask.weights_dtype))
+    loaded = loaded_dtype(settings, model, has_memory=memory is not None)
+    if model.parameters is None or (ask.parameters is None and loaded is None):
         return model
-    if model.parameters is None:
-        raise ConfigError("--weights: how many weights there are is not known; give --parameters")
-    return replace(model, weights_bytes=weights_bytes(model.parameters, dtype))
+    dtype = loaded or model.weights_dtype
+    if dtype is None and model.is_quantised:
+        if model.weights_bytes is None:
+            raise ConfigError("--weights: is missing, and how they are quantised is not known here")
+        return model
+    dtype = dtype or "fp16"
+    return replace(model, weights_bytes=weights_bytes(model.parameters, dtype, model.unquantised))
 
 
 def _device(ask: DeviceAsk, count: int) -> Device | None:
@@ -396,17 +479,21 @@ def _memory(ask: DeviceAsk, device: Device | None) -> Memory | None:
     return Memory(total, reserve, ask.memory_fraction)
 
 
-def _workload(ask: PlanAsk, name: str | None, pool: Pool) -> Workload:
+def _workload(
+    ask: PlanAsk, name: str | None, settings: EngineConfig | None, pool: Pool
+) -> Workload:
     """The config's, with what the command line says instead."""
-    said = ask.prompting
-    told: dict[str, Any] = {}
-    if ask.config is not None and name is not None:
+    said = {key: value for key, value in asdict(ask.prompting).items() if value is not None}
+    told: dict[str, Any] = {"source": "the command line and defaults"}
+    if ask.config is not None and name is not None and settings is not None:
         told |= demand_of(ask.config, name)
-        if said.context_tokens is None:
-            told |= tokens_of(ask.config, name)
-    told |= {key: value for key, value in asdict(said).items() if value is not None}
-    if said.agents is not None:
-        told |= {"streams": said.agents, "sequences": said.agents}
+        if "context_tokens" not in said:
+            told |= tokens_of(ask.config, name, settings)
+            if "shared_tokens" in said:
+                told["source"] += ", and --shared-tokens"
+    told |= said
+    if "agents" in said:
+        told |= {"streams": said["agents"], "sequences": said["agents"]}
     workload = replace(
         Workload(
             context_tokens=DEFAULT_CONTEXT,
@@ -417,16 +504,36 @@ def _workload(ask: PlanAsk, name: str | None, pool: Pool) -> Workload:
             sequences=None,
             agents=None,
             period_s=1.0,
-            source="the command line and defaults",
+            source="",
+            request_source=_request_source(said, has_config=ask.config is not None),
         ),
         **told,
     )
-    if workload.shared_tokens > workload.context_tokens:
+    if workload.shared_tokens >= workload.context_tokens:
         raise ConfigError(
-            f"--shared-tokens: {workload.shared_tokens:,} do not fit sequences of "
-            f"{workload.context_tokens:,} tokens; give fewer, or more --context-tokens"
+            f"--shared-tokens: {workload.shared_tokens:,} leave nothing of its own to a sequence "
+            f"of {workload.context_tokens:,} tokens; give fewer, or more --context-tokens"
+        )
+    if 0 < workload.period_s < _SHORTEST_PERIOD_S:
+        raise ConfigError(
+            f"--period: is {workload.period_s:.10g}; give {_SHORTEST_PERIOD_S} or more, or 0 for "
+            "agents that have no pace"
         )
     return workload
+
+
+def _request_source(said: dict[str, Any], *, has_config: bool) -> str:
+    """Where the tokens and the pace of a request come from; a move's are assumed where nothing says
+    what is asked."""
+    options = ("uncached_tokens", "output_tokens", "period_s")
+    unsaid = [name for name in options if name not in said]
+    if not unsaid:
+        return "the command line"
+    if has_config:
+        also = "" if len(unsaid) == len(options) else ", and the command line"
+        return f"a move of the config's games{also}"
+    flags = {name: f"--{name.removesuffix('_s').replace('_', '-')}" for name in unsaid}
+    return f"assumed, as of a chess move: give {', '.join(flags.values())}"
 
 
 # what fits
@@ -449,15 +556,27 @@ def _fit(
     return fitting(usable, shape, length, min(once, length), unit, pool.kv_dtype)
 
 
-def _by_context(known: _Known) -> list[dict[str, int]]:
-    """Agents by the tokens that each holds. A slot is as long as its sequence."""
+def _agents(workload: Workload, transcripts: int) -> int:
+    """Whose so many transcripts are: two agents' each where both sides of a match are told the
+    same."""
+    if not (workload.agents and workload.sequences):
+        return transcripts
+    return transcripts * workload.agents // workload.sequences
+
+
+def _by_context(known: _Known) -> list[dict[str, int | None]]:
+    """Agents by the tokens that each holds; None: no more than what they share."""
     most = known.model.context_tokens or CONTEXTS[-1]
-    unit = 1 if known.pool.reuse == "slots" else known.pool.unit_tokens
+    unit, once = length_unit(known.pool), known.workload.shared_tokens
     return [
         {
             "context_tokens": tokens,
-            "shared": _fit(known, tokens=tokens, unit=unit),
-            "unshared": _fit(known, tokens=tokens, unit=unit, is_alone=True),
+            "shared": None
+            if tokens <= once
+            else _agents(known.workload, _fit(known, tokens=tokens, unit=unit)),
+            "unshared": _agents(
+                known.workload, _fit(known, tokens=tokens, unit=unit, is_alone=True)
+            ),
         }
         for tokens in sorted({*(n for n in CONTEXTS if n <= most), known.workload.context_tokens})
     ]
@@ -469,8 +588,8 @@ def _by_unit(known: _Known) -> list[dict[str, int]]:
     return [
         {
             "unit_tokens": unit,
-            "shared": _fit(known, unit=unit),
-            "unshared": _fit(known, unit=unit, is_alone=True),
+            "shared": _agents(known.workload, _fit(known, unit=unit)),
+            "unshared": _agents(known.workload, _fit(known, unit=unit, is_alone=True)),
         }
         for unit in sorted({*UNITS, known.pool.unit_tokens, longest})
     ]
@@ -479,51 +598,23 @@ def _by_unit(known: _Known) -> list[dict[str, int]]:
 # how fast
 
 
-def _compute(ask: PlanAsk, workload: Workload, roof: Roofline | None, fit: int) -> dict[str, Any]:
-    """Requests a second of full batches: measured by `arena bench shape`, else estimated."""
-    rate, source = None, None
-    assumptions: list[str] = []
+def _speed(ask: PlanAsk, model: Model, workload: Workload, roof: Roofline | None) -> Speed | None:
+    """Measured by `arena bench shape`, else estimated; None: nothing is known."""
     if ask.bench is not None:
-        rate, source = _measured(ask.bench), "measured"
-    elif roof is not None:
-        batch = max(1, min(fit, workload.streams or fit))
-        rate = roof.requests_per_s(
-            workload.context_tokens, workload.uncached_tokens, workload.output_tokens, batch
-        )
-        source = "estimate"
-        assumptions = [
-            f"{COMPUTE_SHARE:.0%} of {roof.device.name}'s {roof.device.flops / 1e12:g} TFLOPS",
-            f"{BANDWIDTH_SHARE:.0%} of its {roof.device.bytes_per_s / 1e9:g} GB/s",
-            f"batches of {batch}, always full",
-        ]
+        return measured(ask.bench, model.name)
+    return None if roof is None else Estimate(roof, workload)
+
+
+def _compute(speed: Speed | None, workload: Workload, fit: int) -> dict[str, Any]:
+    """Requests a second of the fullest batches that fit."""
+    batch = max(1, min(fit, LARGEST_BATCH))
+    rate = None if speed is None else speed.rate(batch)
     return {
-        "source": source,
+        "source": None if speed is None else speed.source,
         "requests_per_s": rate,
         "agents": None if rate is None else agents_in_time(rate, workload.period_s),
-        "assumptions": assumptions,
+        "assumptions": [] if speed is None else speed.assumptions(batch),
     }
-
-
-def _measured(path: Path) -> float:
-    """Moves a second of the best cell of the default shape, in what `arena bench shape --json`
-    wrote: the median of its repeats."""
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        rates = [
-            median(map(float, cell["moves_per_s"]))
-            for cell in told["cells"]
-            if cell["shape"] == "default" and cell["moves_per_s"]
-        ]
-    except OSError as error:
-        raise ConfigError(f"--bench: {path} cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError):
-        rates = []
-    if not rates or not 0 < max(rates) < math.inf:
-        raise ConfigError(
-            f'--bench: {path} has no cell of the shape "default"; give what `arena bench shape '
-            "--json` printed"
-        )
-    return max(rates)
 
 
 def _roofline(roof: Roofline | None, workload: Workload, fit: int) -> dict[str, Any] | None:
@@ -550,14 +641,13 @@ def _roofline(roof: Roofline | None, workload: Workload, fit: int) -> dict[str, 
     }
 
 
-def _binding(workload: Workload, fit: int, compute_agents: int | None) -> str | None:
-    """What runs out first as agents are added: "kv" or "compute"; None: not known."""
-    if compute_agents is None:
+def _binding(workload: Workload, fit: int, compute: dict[str, Any]) -> str | None:
+    """What runs out first as agents are added: "kv" or "compute"; None: not known. Agents without
+    a pace never ask for more than is computed."""
+    if compute["requests_per_s"] is None:
         return None
-    agents = fit
-    if workload.agents and workload.sequences:
-        agents = fit * workload.agents // workload.sequences
-    return "kv" if agents <= compute_agents else "compute"
+    in_time = compute["agents"]
+    return "kv" if in_time is None or _agents(workload, fit) <= in_time else "compute"
 
 
 # what it is told with
@@ -598,6 +688,7 @@ def _memory_data(known: _Known) -> dict[str, Any]:
         "total_bytes": None if memory is None else memory.total_bytes * known.devices,
         "reserve_bytes": None if memory is None else memory.reserve_bytes * known.devices,
         "kv_bytes": pool.kv_bytes,
+        "kv_copies": pool.copies,
         "kv_tokens": pool.tokens,
         "unit_tokens": pool.unit_tokens,
         "reuse": pool.reuse,

@@ -20,6 +20,7 @@ from arena.chart_page import (
 Row = Mapping[str, Any]
 
 _GIB = 1 << 30
+_STYLE = ".facts td:nth-child(2) { white-space: normal; overflow-wrap: anywhere; }\n"
 
 
 def write(path: Path, plan: Row) -> None:
@@ -29,13 +30,13 @@ def write(path: Path, plan: Row) -> None:
 
 def page(plan: Row) -> str:
     """The HTML; StoreError where plotly is not installed."""
-    return chart_page.document(plan_text.title(plan), _body(plan), figures(plan))
+    return chart_page.document(plan_text.title(plan), _body(plan), figures(plan), _STYLE)
 
 
 def _body(plan: Row) -> tuple[str, ...]:
     steps = plan_text.step_rows(plan)
     return (
-        section("What it comes to", table("", ("", ""), plan_text.facts(plan))),
+        section("What it comes to", table("facts", ("", ""), plan_text.facts(plan))),
         section("Warnings", lines(plan["warnings"]), "panel warning"),
         section("Notes", lines(plan["notes"])),
         section("Charts", charts(figures(plan))),
@@ -108,19 +109,19 @@ def _agents(plan: Row) -> dict[str, Any]:
 
 def _memory(plan: Row) -> dict[str, Any]:
     """The device's memory by what takes it; without one, the weights beside the cache."""
-    memory = plan["memory"]
-    parts = {
-        "weights": plan["weights_bytes"],
-        "KV cache": memory["kv_bytes"],
-        "reserve": memory["reserve_bytes"],
+    memory, total = plan["memory"], plan["memory"]["total_bytes"]
+    known = {
+        "weights": plan["weights_bytes"] or 0,
+        "KV cache": round(memory["kv_bytes"] * memory["kv_copies"]),
     }
-    known = {name: taken for name, taken in parts.items() if taken}
-    if memory["total_bytes"] is not None:
-        known["left to others"] = max(0, memory["total_bytes"] - sum(known.values()))
+    if total is not None:
+        left = max(0, total - sum(known.values()))
+        known["reserve"] = min(memory["reserve_bytes"], left)
+        known["left to others"] = left - known["reserve"]
     return {
         "id": "memory",
         "title": "Memory, GiB",
-        "note": "Of the device." if memory["total_bytes"] else "The device's is not given.",
+        "note": "The device's is not given." if total is None else "Of the device.",
         "data": [
             {
                 "type": "bar",

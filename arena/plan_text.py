@@ -25,10 +25,11 @@ def facts(plan: Row) -> Iterator[tuple[str, str]]:
         yield "weights by type", _by_type(plan["weights_bytes_by_dtype"], size)
     yield "KV cache a token", f"{plan['kv_bytes_per_token']:,} bytes ({plan['kv_dtype']})"
     yield "KV by type, bytes", _by_type(plan["kv_bytes_by_dtype"], count)
+    endless = ", as if no window ended" if model["window_tokens"] else ""
     yield (
         "KV cache",
         f"{size(memory['kv_bytes'])}, {memory['kv_tokens']:,} tokens in units of "
-        f"{memory['unit_tokens']:,} ({memory['source']})",
+        f"{memory['unit_tokens']:,}{endless} ({memory['source']}){_copies(memory)}",
     )
     yield (
         "a sequence",
@@ -38,19 +39,35 @@ def facts(plan: Row) -> Iterator[tuple[str, str]]:
     yield (
         "a request",
         f"about {work['uncached_tokens']:g} prompt tokens to compute, {work['output_tokens']:g} "
-        "to write",
+        f"to write; {_pace(work)} ({work['request_source']})",
     )
     fit = plan["agents_fit"]
-    yield "agents that fit", f"{fit['shared']:,} sharing the prefix, {fit['unshared']:,} each alone"
-    yield "computed in time", _compute(plan)
+    both = (work["agents"] or 0) > (work["sequences"] or 0)
     yield (
-        "binds first",
-        {
-            "kv": "the KV cache",
-            "compute": "computing",
-            None: "not known: how fast it computes is not given (--device or --bench)",
-        }[plan["binding"]],
+        "agents that fit",
+        f"{fit['shared']:,} sharing the prefix, {fit['unshared']:,} each its own"
+        f"{'; both sides of a match share a transcript' if both else ''}",
     )
+    yield "computed in time", _compute(plan)
+    yield "binds first", _binding(plan)
+
+
+def _copies(memory: Row) -> str:
+    copies = memory["kv_copies"]
+    return "" if copies == 1 else f"; kept {copies:g} times, for GPUs that share no KV head"
+
+
+def _pace(work: Row) -> str:
+    period = work["period_s"]
+    return f"one every {period:g} s of each agent" if period else "agents have no pace"
+
+
+def _binding(plan: Row) -> str:
+    if plan["binding"] is None:
+        return "not known: how fast it computes is not given (--device or --bench)"
+    if plan["compute"]["agents"] is None:
+        return "the KV cache: agents have no pace, so any number gets its share of computing"
+    return {"kv": "the KV cache", "compute": "computing"}[plan["binding"]]
 
 
 def _by_type(sizes: Mapping[str, int], told: Callable[[int | None], str]) -> str:
@@ -75,9 +92,10 @@ def _compute(plan: Row) -> str:
         return "n/a"
     agents = compute["agents"]
     each = "" if agents is None else f": {agents:,} agents that ask every {period:g} s"
-    if compute["source"] == "measured":
-        return f"{rate:,.1f} requests/s, measured{each}"
-    return f"about {rate:,.1f} requests/s, an estimate ({'; '.join(compute['assumptions'])}){each}"
+    source = "measured" if compute["source"] == "measured" else "an estimate"
+    about = "" if compute["source"] == "measured" else "about "
+    told = "; ".join(compute["assumptions"])
+    return f"{about}{rate:,.1f} requests/s, {source} ({told}){each}"
 
 
 def context_rows(plan: Row) -> list[tuple[str, ...]]:
@@ -94,7 +112,7 @@ def unit_rows(plan: Row) -> list[tuple[str, ...]]:
 
 
 def _fits(row: Row, key: str) -> tuple[str, ...]:
-    return tuple(f"{row[name]:,}" for name in (key, "shared", "unshared"))
+    return tuple(count(row[name]) for name in (key, "shared", "unshared"))
 
 
 def step_rows(plan: Row) -> list[tuple[str, ...]]:
@@ -141,12 +159,14 @@ def rent_lines(plan: Row) -> Iterator[str]:
     """What the table of rents rests on, and what else counts."""
     cost = plan["rent_or_buy"]
     yield (
-        f"a card for {cost['price']:,.2f} that costs {cost['running_per_hour']:,.2f} an hour to "
-        f"run{' (illustrations, not quotations: give your own)' if cost['is_illustration'] else ''}"
+        f"a card for {cost['price']:,.2f} that costs {cost['running_per_hour']:,.2f} an hour to run"
     )
+    if cost["illustrations"]:
+        yield f"illustrations, not quotations: {', '.join(cost['illustrations'])}; give your own"
     if any(row["break_even_hours"] is None for row in cost["offers"]):
         yield "never: an hour of one's own costs as much as a rented one, so buying never pays"
     yield _week(cost)
+    yield from (f"not counted: {text}" for text in cost["runs_left_out"])
     yield f"renting wins by {'; '.join(cost['rent_wins'])}"
     yield f"owning wins by {'; '.join(cost['buy_wins'])}"
 
@@ -157,10 +177,10 @@ def _week(cost: Row) -> str:
         return "months need the hours of use a week: measure a real week before deciding (--runs)"
     if days is None:
         return f"{hours:g} hours a week, as given: measure a real week before deciding (--runs)"
-    if days < 6.99:
+    if not cost["is_whole_week"]:
         return (
-            f"{hours:.3g} hours of use in the {days:.2g} days that the runs reach back: measure a "
-            "real week before deciding"
+            f"{hours:.3g} hours of use in the {days:.2g} days that the runs reach back, too few to "
+            "tell months by: measure a real week before deciding"
         )
     return f"{hours:.3g} hours of use in the last recorded week"
 

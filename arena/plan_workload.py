@@ -12,7 +12,16 @@ from agents.prompt import lead
 from arena import config as configs
 from arena import preflight, schedule
 from arena.config import ConfigError, GameChoice, RunConfig
-from serving import Engine, PromptParts, Template, TokenPrompt, build_engine
+from serving import (
+    PACKAGED_MODEL,
+    Engine,
+    EngineConfig,
+    PromptParts,
+    Template,
+    TokenPrompt,
+    build_engine,
+    local_directory,
+)
 from serving.kv_pool import Pool
 from serving.remedies import CONSTRAINED_OUTPUT_TOKENS, MOVE_AND_TAIL_TOKENS
 
@@ -37,6 +46,9 @@ class Workload:
     period_s: float
     """Between the questions of one agent; 0: none waits."""
     source: str
+    """Where the tokens of a sequence come from, in words."""
+    request_source: str
+    """Where those of a request and its pace come from."""
 
 
 def uncached_tokens(pool: Pool, context_tokens: int) -> float:
@@ -48,36 +60,42 @@ def uncached_tokens(pool: Pool, context_tokens: int) -> float:
 
 
 def askers_of(config: RunConfig, name: str) -> list[LlmConfig]:
-    """The language models that ask an engine; ConfigError where none does."""
-    askers = [a for a in config.agents if isinstance(a, LlmConfig) and a.engine == name]
-    if not askers:
-        raise ConfigError(f"engines.{name}: no agent asks it; name another by --engine")
-    return askers
+    """The language models that ask an engine; of one that none asks all of them, as `arena compare`
+    does. ConfigError where there are none."""
+    models = [agent for agent in config.agents if isinstance(agent, LlmConfig)]
+    if not models:
+        raise ConfigError(f"engines.{name}: no agent is a language model that could ask it")
+    return [model for model in models if model.engine == name] or models
 
 
 def demand_of(config: RunConfig, name: str) -> dict[str, Any]:
-    """How much is asked of an engine at once and how often, by fields of Workload."""
+    """How much is asked of an engine at once, how often and for what, by fields of Workload."""
     askers = askers_of(config, name)
     matches = min(config.tournament.parallel_matches, len(schedule.matches(config)))
     both_ask = len(askers) == len(config.agents)
     is_told_alike = len({(asker.mode, asker.persona) for asker in askers}) == 1
+    written = [
+        asker.settings.max_tokens if asker.mode == "free" else CONSTRAINED_OUTPUT_TOKENS
+        for asker in askers
+    ]
     return {
         "streams": matches,
         "sequences": matches * (2 if both_ask and not is_told_alike else 1),
         "agents": matches * (2 if both_ask else 1),
         "period_s": config.pace.move_period_seconds,
+        "output_tokens": max(written),
     }
 
 
-def tokens_of(config: RunConfig, name: str) -> dict[str, Any]:
-    """What the costliest game takes of an engine's context, by fields of Workload.
-
-    ConfigError where its model's tokenizer is not on this machine.
+def tokens_of(config: RunConfig, name: str, settings: EngineConfig) -> dict[str, Any]:
+    """What the costliest game takes of the context of an engine with these settings, by fields of
+    Workload. ConfigError where its model's tokenizer is not on this machine: none is fetched.
     """
     askers = askers_of(config, name)
+    _check_is_here(name, settings)
     engine = build_engine(
         name,
-        config.engine(name),
+        settings,
         log_dir=Path(),
         stall_seconds=config.faults.stall_seconds,
         restart_limit=config.faults.restart_limit,
@@ -96,16 +114,24 @@ def tokens_of(config: RunConfig, name: str) -> dict[str, Any]:
             f"engines.{name}: what it is asked cannot be counted ({error}): give --context-tokens "
             "and --shared-tokens"
         ) from None
-    written = [
-        asker.settings.max_tokens if asker.mode == "free" else CONSTRAINED_OUTPUT_TOKENS
-        for asker in askers
-    ]
     return {
         "context_tokens": min(needs[choice], engine.limits.context_tokens),
         "shared_tokens": shared,
-        "output_tokens": max(written),
         "source": f"{choice.name} of the config, counted on the model's own template",
     }
+
+
+def _check_is_here(name: str, settings: EngineConfig) -> None:
+    """Nothing is downloaded for a plan; a GGUF file that is here may be converted."""
+    model = getattr(settings, "model", None)
+    if model is None or ":" in settings.kind:
+        return
+    is_gguf = model == PACKAGED_MODEL or model.endswith(".gguf")
+    if not is_gguf and local_directory(model) is None:
+        raise ConfigError(
+            f"engines.{name}: the tokenizer of {model!r} is not on this machine, so what is "
+            "asked of it cannot be counted: give --context-tokens and --shared-tokens"
+        )
 
 
 def _need(

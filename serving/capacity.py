@@ -63,9 +63,12 @@ def dtype_of(name: str) -> str:
     return known
 
 
-def weights_bytes(parameters: int, dtype: str) -> int:
-    """Bytes of so many weights of a type; a mixed quantisation differs by its mix."""
-    return math.ceil(parameters * BITS[dtype_of(dtype)] / 8)
+def weights_bytes(parameters: int, dtype: str, unquantised: int = 0) -> int:
+    """Bytes of so many weights of a type, `unquantised` of which have 16 bits where the type has
+    fewer; a mixed quantisation differs by its mix."""
+    bits = BITS[dtype_of(dtype)]
+    wide = min(unquantised, parameters)
+    return math.ceil(((parameters - wide) * bits + wide * max(bits, Fraction(16))) / 8)
 
 
 def round_up(tokens: int, unit: int) -> int:
@@ -89,6 +92,8 @@ class KvShape:
     """MLA: a vector that stands for keys and values alike."""
     is_hybrid: bool = False
     """Other layers keep a state of fixed size a sequence, which only the engine can tell."""
+    kv_heads: int | None = None
+    """Of a layer, the fewest; of MLA one. None: not known, and as many as devices."""
 
     def __post_init__(self) -> None:
         if self.values < 0 or self.window_values < 0 or self.values + self.window_values < 1:
@@ -99,6 +104,17 @@ class KvShape:
     def bytes_per_token(self, dtype: str = "fp16") -> int:
         """Of a token that every layer still keeps."""
         return _bytes(self.values + self.window_values, dtype)
+
+    def share_kept(self, tokens: int) -> float:
+        """Of the values of so many tokens, those that no window has dropped: what a step reads."""
+        kept = tokens * self.values + min(tokens, self.window_tokens) * self.window_values
+        return kept / (max(1, tokens) * (self.values + self.window_values))
+
+    def copies(self, devices: int) -> Fraction:
+        """Times that devices which share a model (tensor parallelism) keep a token: each has a KV
+        head of its own at least."""
+        heads = self.kv_heads or devices
+        return Fraction(devices * math.ceil(heads / devices), heads)
 
     def sequence_bytes(self, tokens: int, unit: int, dtype: str = "fp16") -> int:
         """Of one sequence in whole units. A window keeps what it reaches back to, in as many units
@@ -113,7 +129,7 @@ def plain_shape(layers: int, kv_heads: int, head_size: int) -> KvShape:
     for name, value in (("layers", layers), ("KV heads", kv_heads), ("head size", head_size)):
         if not 1 <= value <= 1 << 20:
             raise ValueError(f"{name}: {value} is none; give 1 or more, as the model has it")
-    return KvShape(2 * layers * kv_heads * head_size)
+    return KvShape(2 * layers * kv_heads * head_size, kv_heads=kv_heads)
 
 
 def _bytes(values: int, dtype: str) -> int:
@@ -164,6 +180,13 @@ class Model:
     """Where these come from, in words."""
     notes: tuple[str, ...] = ()
     """What is estimated, or only an engine knows."""
+    weights_dtype: str | None = None
+    """Key of BITS that most weights are stored in."""
+    is_quantised: bool = False
+    """Stored in fewer bits than computed with: an engine's `dtype` does not change their size."""
+    unquantised: int = 0
+    """Weights that a quantisation leaves at 16 bits: embeddings and head."""
+    attention_heads: int | None = None
 
     @property
     def computing_parameters(self) -> int | None:
@@ -207,18 +230,21 @@ class Roofline:
     parameters: int
     """That a token passes."""
     weights_bytes: int
-    kv_bytes_per_token: int
+    kv_bytes_per_token: float
     device: Device
     total_parameters: int
+    shape: KvShape
 
     def compute_s(self, tokens: float) -> float:
         """2 FLOPs a parameter and token."""
         return 2 * self.parameters * tokens / (self.device.flops * COMPUTE_SHARE)
 
     def memory_s(self, batch: int, context_tokens: int) -> float:
-        """Weights once a step, of experts as many as a batch may choose, and every KV once."""
+        """Weights once a step, of experts as many as a batch may choose, and every KV once that no
+        window has dropped."""
         share = min(1.0, batch * self.parameters / self.total_parameters)
-        moved = self.weights_bytes * share + batch * context_tokens * self.kv_bytes_per_token
+        kept = context_tokens * self.shape.share_kept(context_tokens)
+        moved = self.weights_bytes * share + batch * kept * self.kv_bytes_per_token
         return moved / (self.device.bytes_per_s * BANDWIDTH_SHARE)
 
     def step_s(self, batch: int, context_tokens: int) -> float:
@@ -257,16 +283,20 @@ class Roofline:
         return batch / self.answer_s(context_tokens, uncached, output, batch)
 
 
-def roofline_of(model: Model, kv_bytes_per_token: int, device: Device) -> Roofline | None:
-    """None where the model's parameters or the bytes of its weights are not known."""
+def roofline_of(
+    model: Model, kv_bytes_per_token: int, device: Device, copies: float = 1
+) -> Roofline | None:
+    """None where the model's parameters or the bytes of its weights are not known. `copies`: times
+    that the devices, as one, keep and read a token."""
     if model.computing_parameters is None or model.weights_bytes is None:
         return None
     return Roofline(
         model.computing_parameters,
         model.weights_bytes,
-        kv_bytes_per_token,
+        kv_bytes_per_token * copies,
         device,
         model.parameters or model.computing_parameters,
+        model.shape,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 _MOST_ENTRIES = 1 << 20
 """Of keys, tensors or a list: more stand in no model's header."""
+_MOST_WEIGHTS = 1 << 50
 _LISTS_KEPT = 4096
 """Longer lists are vocabularies, and passed over."""
 _STRING, _ARRAY = 8, 9
@@ -92,6 +93,8 @@ def read_header(file: Path) -> GgufHeader:
             parameters += values
             is_known = is_known and kind in _BLOCKS
             size += _tensor_bytes(values, kind)
+    if parameters > _MOST_WEIGHTS:
+        raise ValueError("is damaged: its tensors hold more weights than any model has")
     if is_known and size > file.stat().st_size:
         raise ValueError("is cut short: its tensors do not end inside it")
     return GgufHeader(metadata, parameters, size if is_known else None)

@@ -1,31 +1,35 @@
 """What a plan knows of a model, by the files of it that are on this machine. Reads no weights."""
 
-import json
 import struct
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from serving.capacity import Model, weights_bytes
+from serving.capacity import MOST_BYTES, MOST_TOKENS, Model, weights_bytes
+from serving.checked import Fields, json_object
 from serving.config import PACKAGED_MODEL, EngineConfigError
 from serving.gguf_header import GgufHeader, read_header
 from serving.model_shapes import (
+    architecture_of,
     cache_of,
     cache_of_gguf,
     context_of,
+    embedding_parameters,
     estimated_parameters,
+    has_experts,
+    is_quantised,
+    nearest_dtype,
     parameters_of,
     text_settings,
     weights_dtype,
 )
-from serving.models import local_directory, model_settings, packaged_gguf
+from serving.models import local_directory, model_path, model_settings, packaged_gguf
 
 _VALUES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "F8_E5M2": 1}
 """Bytes of a weight by safetensors' name of its type; in other types several share a number."""
 _LONGEST_HEADER = 100 << 20
 """Bytes; safetensors' own limit."""
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def facts_of(model: str, *, as_gguf: bool = False) -> Model:
@@ -34,15 +38,15 @@ def facts_of(model: str, *, as_gguf: bool = False) -> Model:
 
     Raises EngineConfigError: one line, what is missing and the remedy.
     """
-    path = Path(model).expanduser()
+    path = model_path(model)
     if model == PACKAGED_MODEL and (as_gguf or local_directory(model) is None):
         return _of_gguf(model, packaged_gguf(), is_copied=not as_gguf)
-    if path.suffix == ".gguf":
+    if path.suffix in (".gguf", ".json"):
         if not path.is_file():
             raise EngineConfigError(f"model {model!r}: no such file")
+        if path.suffix == ".json":
+            return _of_settings(model, path)
         return _of_gguf(model, path, is_copied=not as_gguf)
-    if path.suffix == ".json" and path.is_file():
-        return _of_settings(model, path)
     directory = local_directory(model)
     if directory is None:
         raise EngineConfigError(
@@ -58,17 +62,32 @@ def _of_gguf(model: str, file: Path, *, is_copied: bool) -> Model:
         header = read_header(file)
         facts = cache_of_gguf(header.metadata)
         context = _gguf_context(header)
+        num_files = Fields(header.metadata).number("split.count", least=0) or 1
+        stored = None
+        if header.parameters and header.weights_bytes is not None:
+            stored = nearest_dtype(header.weights_bytes, header.parameters)
     except ValueError as error:
         raise EngineConfigError(f"model {str(file)!r}: {error}") from None
     except OSError as error:
         raise EngineConfigError(f"model {str(file)!r} cannot be read: {error.strerror}") from None
-    read = Model(model, facts.shape, context, source="its GGUF header", notes=facts.notes)
-    if header.metadata.get("split.count", 1) > 1:
+    read = Model(
+        model,
+        facts.shape,
+        context,
+        source="its GGUF header",
+        notes=facts.notes,
+        weights_dtype="fp16" if is_copied else stored,
+        is_quantised=not is_copied,
+        attention_heads=facts.attention_heads,
+    )
+    if num_files > 1:
         told = "the file is one of several: its weights are not all counted; give --parameters"
         return replace(read, notes=(*facts.notes, told))
+    if not header.parameters:
+        raise EngineConfigError(f"model {str(file)!r}: holds no weights, only a vocabulary")
     weights = 2 * header.parameters if is_copied else header.weights_bytes
     read = replace(read, parameters=header.parameters, weights_bytes=weights)
-    if header.metadata.get(f"{header.metadata['general.architecture']}.expert_count"):
+    if has_experts(header.metadata):
         return replace(read, notes=(*read.notes, _EXPERTS_NOTE))
     return read
 
@@ -78,37 +97,59 @@ _EXPERTS_NOTE = (
     "--active-parameters"
 )
 
+_QUANTISED_NOTE = (
+    "how its config.json says that its weights are quantised is not known here: where their size "
+    "is not that of its files, give --weights"
+)
+
 
 def _gguf_context(header: GgufHeader) -> int | None:
-    context = header.metadata.get(f"{header.metadata['general.architecture']}.context_length")
-    return context_of({"max_position_embeddings": context})
+    told = Fields(header.metadata, f"{architecture_of(header.metadata)}.")
+    return told.number("context_length", most=MOST_TOKENS)
 
 
 def _of_settings(model: str, file: Path) -> Model:
     """A config.json alone: its weights are estimated where it is a dense model."""
     settings = model_settings(file)
     read = _read(model, file, settings)
-    parameters, dtype = estimated_parameters(settings), weights_dtype(settings)
+    parameters = estimated_parameters(settings)
     if parameters is None:
         told = "its weights cannot be derived from its config.json: give --parameters"
         return replace(read, notes=(*read.notes, told))
-    return replace(
-        read,
-        parameters=parameters,
-        weights_bytes=None if dtype is None else weights_bytes(parameters, dtype),
-        notes=(*read.notes, "its weights are counted by its config.json, as of a dense model"),
-    )
+    size = None
+    if read.weights_dtype is not None:
+        size = weights_bytes(parameters, read.weights_dtype, read.unquantised)
+    told = "its weights are counted by its config.json, as of a dense model"
+    if "text_config" in settings:
+        told += ", its language part alone"
+    if read.is_quantised:
+        told += ", embeddings and head at 16 bits"
+    told += "; --parameters says better"
+    return replace(read, parameters=parameters, weights_bytes=size, notes=(*read.notes, told))
 
 
 def _read(model: str, file: Path, settings: dict[str, Any]) -> Model:
+    """Without its weights' number and size."""
     try:
         facts, context = cache_of(settings), context_of(settings)
+        dtype, quantised = weights_dtype(settings), is_quantised(settings)
+        unquantised = embedding_parameters(settings) if quantised else 0
     except ValueError as error:
         raise EngineConfigError(
             f"model {str(file)!r}: {error}; name another, or give --layers, --kv-heads and "
             "--head-size"
         ) from None
-    return Model(model, facts.shape, context, source="its config.json", notes=facts.notes)
+    return Model(
+        model,
+        facts.shape,
+        context,
+        source="its config.json",
+        notes=facts.notes if dtype or not quantised else (*facts.notes, _QUANTISED_NOTE),
+        weights_dtype=dtype,
+        is_quantised=quantised,
+        unquantised=unquantised,
+        attention_heads=facts.attention_heads,
+    )
 
 
 def _of_directory(model: str, directory: Path) -> Model:
@@ -117,22 +158,26 @@ def _of_directory(model: str, directory: Path) -> Model:
     read = _read(model, file, settings)
     try:
         weights, parameters = _count_weights(_weight_files(directory))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        name = Path(error.filename or "").name
+        raise EngineConfigError(
+            f"model directory {str(directory)!r}: {name} cannot be read ({error.strerror}): get it "
+            "again"
+        ) from None
+    except ValueError as error:
         raise EngineConfigError(f"model directory {str(directory)!r}: {error}") from None
     if not weights:
         weights = sum(file.stat().st_size for file in directory.glob("*.bin"))
     if not weights:
         return _of_settings(model, file)
-    dtype = weights_dtype(settings)
-    if parameters is None and dtype is not None:
-        parameters = parameters_of(weights, dtype)
-    has_experts = any(text_settings(settings).get(key) for key in _EXPERTS)
+    if parameters is None and read.weights_dtype is not None:
+        parameters = parameters_of(weights, read.weights_dtype, read.unquantised)
     return replace(
         read,
-        parameters=parameters,
+        parameters=parameters or None,
         weights_bytes=weights,
         source="its files",
-        notes=(*read.notes, _EXPERTS_NOTE) if has_experts else read.notes,
+        notes=(*read.notes, _EXPERTS_NOTE) if has_experts(text_settings(settings)) else read.notes,
     )
 
 
@@ -140,12 +185,18 @@ def _weight_files(directory: Path) -> list[Path]:
     """Those that make up the model once, where a folder holds it in two forms."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        names = model_settings(index).get("weight_map")
-        if not isinstance(names, dict):
-            raise ValueError(f"{index.name} has no weight_map: get it again")
-        return [directory / name for name in sorted(set(map(str, names.values())))]
+        return [directory / name for name in sorted(_shards(index))]
     whole = directory / "model.safetensors"
     return [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
+
+
+def _shards(index: Path) -> set[str]:
+    """Names of the files that an index lists; all of them lie beside it."""
+    weight_map = model_settings(index).get("weight_map")
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise ValueError(f"{index.name} has no weight_map of files beside it: get it again")
+    return set(names)
 
 
 def _count_weights(files: Iterable[Path]) -> tuple[int, int | None]:
@@ -168,15 +219,21 @@ def _tensors(file: Path) -> list[tuple[str, int]]:
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         text = stream.read(length) if length <= _LONGEST_HEADER else b""
     try:
-        header = json.loads(text)
+        header = json_object(text)
         header.pop("__metadata__", None)
-        found = [
-            (str(tensor["dtype"]), int(tensor["data_offsets"][0]), int(tensor["data_offsets"][1]))
-            for tensor in header.values()
-        ]
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        found = [_tensor(Fields(header).inner(name)) for name in header]
+    except ValueError:
         raise ValueError(f"{file.name} has no header of tensors: get it again") from None
     end = max((last for _, _, last in found), default=0)
     if 8 + length + end > file.stat().st_size:
         raise ValueError(f"{file.name} is cut short: get it again")
     return [(kind, last - first) for kind, first, last in found]
+
+
+def _tensor(told: Fields | None) -> tuple[str, int, int]:
+    """Type, and where it begins and ends."""
+    kind = told and told.word("dtype")
+    offsets = told and told.numbers("data_offsets", 2, most=MOST_BYTES)
+    if not kind or not offsets or offsets[1] < offsets[0]:
+        raise ValueError("is no tensor")
+    return kind, offsets[0], offsets[1]

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,8 +22,9 @@ from typing import Any, Literal
 
 import structlog
 
+from serving.checked import json_object
 from serving.config import PACKAGED_MODEL, EngineConfigError
-from serving.model_shapes import cache_of, text_settings
+from serving.model_shapes import cache_of, context_of
 from serving.process import last_error
 from serving.user_cache import bytecode_environment, cache_directory, cache_home
 
@@ -89,7 +90,7 @@ def resolve(model: str) -> ResolvedModel:
     check_model(model)
     if model == PACKAGED_MODEL:
         return ResolvedModel(_converted(packaged_gguf(), _PACKAGED_NOTICE), "packaged")
-    path = Path(model).expanduser()
+    path = model_path(model)
     if path.is_dir():
         return ResolvedModel(path.resolve(), "directory")
     if path.suffix == ".gguf":
@@ -104,7 +105,7 @@ def check_model(model: str) -> None:
         if not _is_converted(packaged_gguf()):
             _check_converter()
         return
-    path = Path(model).expanduser()
+    path = model_path(model)
     if path.is_dir():
         _check_directory(path)
     elif path.suffix == ".gguf":
@@ -146,12 +147,25 @@ def local_directory(model: str) -> Path | None:
     if model == PACKAGED_MODEL:
         gguf = packaged_gguf()
         return _cache_place(gguf) if _is_converted(gguf) else None
-    path = Path(model).expanduser()
+    path = model_path(model)
     if path.is_dir():
         return path.resolve()
     if path.suffix == ".gguf" and path.is_file():
         return _cache_place(path.resolve()) if _is_converted(path.resolve()) else None
     return _hub_cached(model)
+
+
+def model_path(model: str) -> Path:
+    """What a model's name is as a path; EngineConfigError where no path can be named so."""
+    try:
+        path = Path(model).expanduser()
+        path.exists()
+    except RuntimeError:
+        raise EngineConfigError(f"model {model[:60]!r}: there is no such home directory") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise EngineConfigError(f"model {model[:60]!r} cannot be read: {reason}") from None
+    return path
 
 
 def packaged_gguf() -> Path:
@@ -194,25 +208,24 @@ def _check_directory(path: Path) -> None:
 def model_settings(file: Path) -> dict[str, Any]:
     """A model's config.json; raises EngineConfigError where it is none."""
     try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
+        return json_object(file.read_bytes())
     except FileNotFoundError:
         raise EngineConfigError(
-            f"model directory {str(file.parent)!r} has no config.json"
+            f"model directory {str(file.parent)!r} has no {file.name}"
         ) from None
-    except (OSError, ValueError) as error:
-        raise EngineConfigError(f"{str(file)!r} cannot be read: {error}") from error
-    if not isinstance(settings, dict):
-        raise EngineConfigError(f"{str(file)!r} is not a model configuration")
-    return settings
+    except OSError as error:
+        raise EngineConfigError(f"{str(file)!r} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise EngineConfigError(f"{str(file)!r} cannot be read: it {error}") from None
 
 
 def _shape(settings: dict[str, Any]) -> ModelShape:
-    context = text_settings(settings).get("max_position_embeddings")
-    try:
+    context = kv_bytes = None
+    with suppress(ValueError):
+        context = context_of(settings)
+    with suppress(ValueError):
         kv_bytes = cache_of(settings).shape.bytes_per_token()
-    except ValueError:
-        kv_bytes = None
-    return ModelShape(context if isinstance(context, int) else None, kv_bytes)
+    return ModelShape(context, kv_bytes)
 
 
 def _looks_like_path(model: str) -> bool:
@@ -229,7 +242,7 @@ def _hub_cached(model: str) -> Path | None:
     entry = hub / f"models--{model.replace('/', '--')}"
     try:
         revision = (entry / "refs" / "main").read_text(encoding="utf-8").strip()
-    except OSError:
+    except (OSError, ValueError):
         return None
     snapshot = entry / "snapshots" / revision
     return snapshot if (snapshot / "config.json").is_file() else None

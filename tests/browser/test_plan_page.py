@@ -57,3 +57,10 @@ def test_the_table_holds_what_the_chart_draws(page: Page) -> None:
 def test_markup_in_names_is_text(page: Page) -> None:
     expect(page.locator("h1")).to_contain_text(IMAGE)
     expect(page.locator("#memory .yaxislayer-above text")).to_have_text(IMAGE)
+
+
+def test_long_facts_wrap_on_a_narrow_window(page: Page) -> None:
+    page.set_viewport_size({"width": 700, "height": 800})
+    table = page.locator(".facts")
+    expect(table.get_by_text("TFLOPS")).to_be_visible()
+    assert table.evaluate("one => one.parentElement.scrollWidth <= one.parentElement.clientWidth")

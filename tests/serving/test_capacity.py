@@ -40,16 +40,21 @@ def test_a_dense_8b_model_with_gqa() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "gib", "in_80"),
-    [(1000, 0.49, 131), (4000, 1.95, 32), (8000, 3.91, 16), (32_000, 15.63, 4), (128_000, 62.5, 1)],
+    ("tokens", "gib", "eight_gib", "in_80"),
+    [
+        (1000, 0.49, 3.90625, 131),
+        (4000, 1.95, 15.625, 32),
+        (8000, 3.91, 31.25, 16),
+        (32_000, 15.63, 125, 4),
+        (128_000, 62.5, 500, 1),
+    ],
 )
-def test_32_layers_of_32_heads(tokens: int, gib: float, in_80: int) -> None:
+def test_32_layers_of_32_heads(tokens: int, gib: float, eight_gib: float, in_80: int) -> None:
     assert MHA.bytes_per_token() == 512 * 1024
-    each = MHA.sequence_bytes(tokens, 1)
     # the text rounds half up, as 1.953125 and 15.625 show
-    assert each / GIB == pytest.approx(gib, abs=0.00501)
-    for conversations in (8, 32):
-        taken = each * conversations
+    assert MHA.sequence_bytes(tokens, 1) / GIB == pytest.approx(gib, abs=0.00501)
+    for conversations, taken_gib in ((8, eight_gib), (32, 4 * eight_gib)):
+        taken = int(taken_gib * GIB)
         assert fitting(taken, MHA, tokens, 0, 1) == conversations
         assert fitting(taken - 1, MHA, tokens, 0, 1) == conversations - 1
     assert fitting((80 - 16) * GIB, MHA, tokens, 0, 1) == in_80
@@ -103,6 +108,12 @@ def test_quantised_types_count_their_scales() -> None:
     assert weights_bytes(256, "q6_K") == 210
 
 
+def test_a_quantisation_leaves_some_weights_wide() -> None:
+    assert weights_bytes(32_000, "q4", 16_000) == 9_000 + 32_000
+    assert weights_bytes(32_000, "fp32", 16_000) == 4 * 32_000
+    assert weights_bytes(10, "fp8", 99) == 20
+
+
 def test_an_unknown_type_is_named_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"'turboquant' is not known; use one of fp32, fp16"):
         dtype_of("turboquant")
@@ -128,6 +139,16 @@ def test_a_window_keeps_its_last_tokens_only() -> None:
     # the window may begin inside a block, and then touches one more
     assert long == (8192 * 4 + (1024 + 16) * 20) * one * 2
     assert fitting(10 * long, shape, 8192, 0, 16) == 10
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "devices", "copies"),
+    [(8, 1, 1), (8, 8, 1), (8, 16, 2), (1, 8, 8), (2, 3, 1.5), (None, 8, 1)],
+)
+def test_devices_beyond_the_kv_heads_keep_tokens_again(
+    kv_heads: int | None, devices: int, copies: float
+) -> None:
+    assert float(KvShape(64, kv_heads=kv_heads).copies(devices)) == copies
 
 
 @pytest.mark.parametrize("bad", [(0, 8, 128), (32, 0, 128), (32, 8, 0), (32, -1, 128)])
@@ -209,7 +230,8 @@ def test_the_roofline_of_an_8b_model_on_an_h100() -> None:
 
 
 def test_decoding_is_bound_by_memory_until_the_ridge() -> None:
-    roof = Roofline(8_000_000_000, 16_000_000_000, 131_072, DEVICES["h100"], 8_000_000_000)
+    size, total = 16_000_000_000, 8_000_000_000
+    roof = Roofline(total, size, 131_072, DEVICES["h100"], total, GQA_8B)
     assert roof.step_s(1, 1000) == roof.memory_s(1, 1000)
     ridge = roof.ridge(100)
     assert ridge is not None
@@ -220,10 +242,28 @@ def test_decoding_is_bound_by_memory_until_the_ridge() -> None:
 
 
 def test_experts_are_read_as_far_as_a_batch_chooses_them() -> None:
-    sparse = Roofline(3_000_000_000, 60_000_000_000, 100_000, DEVICES["h100"], 30_000_000_000)
-    dense = Roofline(30_000_000_000, 60_000_000_000, 100_000, DEVICES["h100"], 30_000_000_000)
+    size, total, h100 = 60_000_000_000, 30_000_000_000, DEVICES["h100"]
+    sparse = Roofline(total // 10, size, 100_000, h100, total, GQA_8B)
+    dense = Roofline(total, size, 100_000, h100, total, GQA_8B)
     assert sparse.memory_s(1, 0) == pytest.approx(dense.memory_s(1, 0) / 10)
     assert sparse.memory_s(10, 0) == pytest.approx(dense.memory_s(10, 0))
+
+
+def test_a_step_reads_what_windows_have_kept() -> None:
+    """Half of the layers keep the last 1,000 tokens."""
+    h100, windowed = DEVICES["h100"], KvShape(1, 1, 1000)
+    plain = Roofline(1, 1, 1000, h100, 1, GQA_8B)
+    roof = Roofline(1, 1, 1000, h100, 1, windowed)
+    assert roof.memory_s(8, 500) == plain.memory_s(8, 500)
+    assert roof.memory_s(8, 10_000) == pytest.approx(plain.memory_s(8, 5500))
+
+
+def test_devices_that_keep_a_token_twice_read_it_twice() -> None:
+    once, twice = (roofline_of(LLAMA_8B, 131_072, DEVICES["h100"], n) for n in (1, 2))
+    assert once is not None
+    assert twice is not None
+    assert twice.memory_s(8, 1000) == pytest.approx(once.memory_s(16, 1000), rel=0.1)
+    assert twice.kv_bytes_per_token == 2 * once.kv_bytes_per_token
 
 
 def test_no_roofline_without_parameters() -> None:
