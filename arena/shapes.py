@@ -4,7 +4,7 @@ Only A reads no prefix cache. A letter stands for a token that a model was taugh
 costs does not depend on which one it is. Free answers count as moves whatever they say.
 """
 
-import statistics
+import math
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from arena.config import RunConfig
 from arena.distribution import summary
 from arena.workload import Question, WorkItem, Workload, as_agents_ask
 from games import load_game
-from serving import PromptParts
+from serving import PromptParts, Usage
 
 SCHEMA_VERSION = 1
 CHAT_TOKENS = 200
@@ -190,7 +190,12 @@ def cell_row(cell: Cell, runs: Sequence[Measurement]) -> dict[str, Any]:
     """One cell over its repeats. Tokens are means an answer; None: the engine does not say."""
     answers = [answer for run in runs for answer in run.answers]
     good = [answer for answer in answers if answer.fault is None]
-    replies = [answer.reply for answer in good if answer.reply is not None]
+    replies = [
+        (answer.reply, run.share(answer))
+        for run in runs
+        for answer in run.answers
+        if answer.fault is None and answer.reply is not None
+    ]
     took = summary((answer.done - answer.sent) * 1000 for answer in good)
     return {
         "shape": cell.shape,
@@ -198,28 +203,30 @@ def cell_row(cell: Cell, runs: Sequence[Measurement]) -> dict[str, Any]:
         "submission": cell.submission,
         "moves_per_s": [run.moves_per_s for run in runs],
         "seconds": [run.seconds for run in runs],
-        "prompt_tokens": _mean(
-            reply.usage.prompt for reply in replies if reply.usage.prompt is not None
-        ),
-        "uncached": _mean(
-            reply.usage.prompt - reply.usage.cached
-            for reply in replies
-            if reply.usage.prompt is not None and reply.usage.cached is not None
-        ),
-        "output_tokens": _mean(reply.usage.completion for reply in replies),
+        "prompt_tokens": _mean((reply.usage.prompt, share) for reply, share in replies),
+        "uncached": _mean((_uncached(reply.usage), share) for reply, share in replies),
+        "output_tokens": _mean((reply.usage.completion, share) for reply, share in replies),
         "p50_ms": took["p50"],
         "p95_ms": took["p95"],
-        "step_requests": _mean(
-            reply.step_requests_mean for reply in replies if reply.step_requests_mean is not None
-        ),
+        "step_requests": _mean((reply.step_requests_mean, share) for reply, share in replies),
         "answers": len(good),
         "errors": dict(Counter(answer.fault for answer in answers if answer.fault is not None)),
     }
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    known = list(values)
-    return statistics.fmean(known) if known else None
+def _uncached(usage: Usage) -> int | None:
+    if usage.prompt is None or usage.cached is None:
+        return None
+    return usage.prompt - usage.cached
+
+
+def _mean(values: Iterable[tuple[float | None, float]]) -> float | None:
+    """Of those known, each by the share that counts: else long answers, of which more reach into a
+    window from outside, would count too much."""
+    known = [(value, share) for value, share in values if value is not None and share]
+    if not known:
+        return None
+    return math.fsum(value * share for value, share in known) / math.fsum(s for _, s in known)
 
 
 def notes(rows: Sequence[Mapping[str, Any]], seconds: float) -> Iterator[str]:

@@ -261,6 +261,15 @@ def test_a_cell_is_told_over_its_repeats() -> None:
     assert shapes.cell_of(row) == cell
 
 
+def test_an_answer_that_reaches_into_the_window_counts_in_part() -> None:
+    half = answer(0, 20, completion=100)
+    whole = answer(10, 20, completion=10)
+    full = Measurement(10.0, 20.0, (half, whole), {}, begins_full=True)
+    row = shapes.cell_row(Cell("mixed", 2, "continuous"), [full])
+    assert row["output_tokens"] == pytest.approx((10 + 0.5 * 100) / 1.5)
+    assert row["moves_per_s"] == pytest.approx([0.15])
+
+
 def test_what_an_engine_does_not_say_is_unknown() -> None:
     row = shapes.cell_row(Cell("A", 4, "continuous"), [run(answer(10, 11, cached=None))])
     assert row["uncached"] is None
