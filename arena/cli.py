@@ -300,7 +300,7 @@ def _add_simulate_paging(kind: argparse.ArgumentParser) -> None:
     add("--requests", type=int, default=20_000)
     add("--limit", type=int, default=4096, help="tokens that a request may hold")
     add("--lengths", metavar="L", help=f"tokens that requests hold: {_LENGTHS}; default: talks")
-    add("--units", type=int, nargs="+", default=[1024, 256, 64, 16], metavar="TOKENS")
+    add("--units", type=int, nargs="+", metavar="TOKENS", help="default: 1024 256 64 16")
     add("--memory", default="60GiB", help="for the KV cache")
     add("--kv-bytes-per-token", type=int, default=524_288, help="`arena plan` tells a model's")
 

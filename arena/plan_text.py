@@ -164,7 +164,7 @@ def rent_lines(plan: Row) -> Iterator[str]:
     if cost["illustrations"]:
         yield f"illustrations, not quotations: {', '.join(cost['illustrations'])}; give your own"
     if any(row["break_even_hours"] is None for row in cost["offers"]):
-        yield "never: an hour of one's own costs as much as a rented one, so buying never pays"
+        yield "never: there an hour of one's own costs as much as a rented one"
     yield _week(cost)
     yield from (f"not counted: {text}" for text in cost["runs_left_out"])
     yield f"renting wins by {'; '.join(cost['rent_wins'])}"

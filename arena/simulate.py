@@ -42,6 +42,7 @@ MOST_WORK = 2_000_000
 """Steps of batching that one command may simulate one by one, about: most of a minute."""
 MOST_UNITS = 50_000_000
 """Requests times units of one `paging`, likewise."""
+UNITS = (1024, 256, 64, 16)
 TIMELINE_PARTS = 60
 SHOWN_REQUESTS = 200
 """Of a timeline by slot."""
@@ -80,7 +81,8 @@ class PagingOptions:
     requests: int = 20_000
     limit: int = 4096
     lengths: str | None = None
-    units: Sequence[int] = (1024, 256, 64, 16)
+    units: Sequence[int] | None = None
+    """None: `UNITS`, as far as they are below the limit."""
     memory: str = "60GiB"
     kv_bytes_per_token: int = 524_288
     seed: int = 0
@@ -361,11 +363,14 @@ def paging(options: PagingOptions) -> dict[str, Any]:
     within("--requests", options.requests, 1, 2_000_000)
     within("--limit", options.limit, 1, 10_000_000)
     within("--kv-bytes-per-token", options.kv_bytes_per_token, 1, 1 << 40)
-    for unit in options.units:
+    units = options.units
+    if units is None:
+        units = [unit for unit in UNITS if unit < options.limit]
+    for unit in units:
         within("--units", unit, 1, options.limit)
-    if options.requests * len(options.units) > MOST_UNITS:
+    if options.requests * len(units) > MOST_UNITS:
         raise ConfigError(
-            f"--units: {len(options.units):,} of them for {options.requests:,} requests are too "
+            f"--units: {len(units):,} of them for {options.requests:,} requests are too "
             "much to count; give fewer of either"
         )
     memory = byte_size("--memory", options.memory)
@@ -387,7 +392,7 @@ def paging(options: PagingOptions) -> dict[str, Any]:
             f"--limit: {options.limit} tokens are fewer than the longest request's {max(lengths)}; "
             "raise it, or give shorter --lengths"
         )
-    rows = [reserve(lengths, unit) for unit in dict.fromkeys((options.limit, *options.units))]
+    rows = [reserve(lengths, unit) for unit in dict.fromkeys((options.limit, *units))]
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "paging",

@@ -701,7 +701,7 @@ def test_the_text_tells_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
         "assumed, as of a chess move: give --uncached-tokens, --output-tokens, --period",
         "[engines.main] max_concurrent = 64",
         "measure a real week before deciding",
-        "buying never pays",
+        "never: there an hour of one's own costs as much",
         "1 (its own)",
     ):
         assert text in told

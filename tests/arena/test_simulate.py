@@ -466,3 +466,8 @@ def strange(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "tight": {"max_batched_tokens": 64},
     }
     return {name: play(folder / name, engine=engine) for name, engine in engines.items()}
+
+
+def test_units_above_the_limit_are_none_of_the_usual_ones() -> None:
+    told = paging(PagingOptions(requests=100, limit=100, lengths="10-50"))
+    assert [row["unit"] for row in told["units"]] == [100, 64, 16]
