@@ -1,6 +1,7 @@
 """A result with charts as one self-contained HTML file. Names are text, whatever they hold."""
 
 import html
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,11 @@ Figure = Mapping[str, Any]
 COLOURS = ("#3b82c4", "#d9822b", "#2f9e6e", "#b5539c", "#8a8f98", "#c7a008")
 """Of traces, in order and then again; legible on light and on dark."""
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
+
+_DECADES_OF_STEPS = 4
+"""A logarithmic axis of more is marked at the powers of ten alone."""
+_MARGIN = 1.2
+"""Times which it reaches beyond its first and last mark."""
 
 _SCRIPT = """
 const figures = JSON.parse(document.getElementById("figures").textContent);
@@ -140,6 +146,26 @@ def charts(figures: Sequence[Figure]) -> str:
         )
         + "</div>"
     )
+
+
+def logarithmic(values: Iterable[float | None]) -> dict[str, Any]:
+    """A logarithmic axis around what is shown on it, marked with plain numbers."""
+    shown = [value for value in values if value is not None and value > 0]
+    if not shown:
+        return {"type": "log"}
+    least, most = min(shown), max(shown)
+    powers = range(math.floor(math.log10(least)) - 1, math.ceil(math.log10(most)) + 2)
+    steps = (1,) if most / least > 10**_DECADES_OF_STEPS else (1, 2, 5)
+    marks = [float(f"{step}e{power}") for power in powers for step in steps]
+    low = max(mark for mark in marks if mark < least)
+    high = min(mark for mark in marks if mark > most)
+    ticks = [mark for mark in marks if low <= mark <= high]
+    return {
+        "type": "log",
+        "tickvals": ticks,
+        "ticktext": [f"{tick:,.0f}" if tick >= 1 else f"{tick:g}" for tick in ticks],
+        "range": [math.log10(low / _MARGIN), math.log10(high * _MARGIN)],
+    }
 
 
 def layout(across: str, up: str, *, xaxis: Mapping[str, Any], **yaxis: Any) -> dict[str, Any]:

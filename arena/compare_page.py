@@ -1,8 +1,7 @@
 """A comparison as one self-contained HTML file. Names in it are text, whatever they hold."""
 
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from arena.chart_page import (
     charts,
     layout,
     lines,
+    logarithmic,
     paragraph,
     section,
     shown_name,
@@ -34,10 +34,6 @@ from arena.compare_text import (
 
 Row = Mapping[str, Any]
 
-_DECADES_OF_STEPS = 4
-"""A logarithmic axis of more is marked at the powers of ten alone."""
-_MARGIN = 1.2
-"""Times which it reaches beyond its first and last mark."""
 
 _STYLE = """
 .cells td:nth-child(n+3):not(:last-child), .cells th:nth-child(n+3):not(:last-child)
@@ -139,7 +135,10 @@ def figures(cells: Sequence[Row]) -> list[dict[str, Any]]:
             "note": "Full marks p50, with lines up to p99; open circles p95. None where so many "
             "questions got no legal move.",
             "data": _each(engines, cells, _latency) + _each(engines, cells, _latency_p95),
-            "layout": {"scattermode": "group", **_layout("", ways, "ms", **_log_axis(cells))},
+            "layout": {
+                "scattermode": "group",
+                **_layout("", ways, "ms", **logarithmic(_latencies(cells))),
+            },
         },
         {
             "id": "occupancy",
@@ -245,29 +244,8 @@ def _in_time(rows: Sequence[Row]) -> dict[str, Any]:
     return {"x": list(map(asked, rows)), "y": [row["slo_attainment"] for row in rows]}
 
 
-def _log_axis(cells: Sequence[Row]) -> dict[str, Any]:
-    """A logarithmic axis around all latencies in ms, marked with plain numbers."""
-    shown = [
-        value
-        for row in cells
-        for key in ("p50", "p95", "p99")
-        if (value := row["latency_ms"][key]) is not None and value > 0
-    ]
-    if not shown:
-        return {"type": "log"}
-    least, most = min(shown), max(shown)
-    powers = range(math.floor(math.log10(least)) - 1, math.ceil(math.log10(most)) + 2)
-    steps = (1,) if most / least > 10**_DECADES_OF_STEPS else (1, 2, 5)
-    marks = [float(f"{step}e{power}") for power in powers for step in steps]
-    low = max(mark for mark in marks if mark < least)
-    high = min(mark for mark in marks if mark > most)
-    ticks = [mark for mark in marks if low <= mark <= high]
-    return {
-        "type": "log",
-        "tickvals": ticks,
-        "ticktext": [f"{tick:,.0f}" if tick >= 1 else f"{tick:g}" for tick in ticks],
-        "range": [math.log10(low / _MARGIN), math.log10(high * _MARGIN)],
-    }
+def _latencies(cells: Sequence[Row]) -> Iterator[float | None]:
+    return (row["latency_ms"][key] for row in cells for key in ("p50", "p95", "p99"))
 
 
 def _layout(across: str, order: Sequence[str], up: str, **more: Any) -> dict[str, Any]:

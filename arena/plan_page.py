@@ -10,6 +10,7 @@ from arena.chart_page import (
     charts,
     layout,
     lines,
+    logarithmic,
     paragraph,
     section,
     shown_name,
@@ -103,7 +104,12 @@ def _agents(plan: Row) -> dict[str, Any]:
         "title": "Agents that fit, by the tokens that each holds",
         "note": f"The workload's own: {plan['workload']['context_tokens']:,} tokens.",
         "data": traces,
-        "layout": layout("tokens each", "agents", xaxis={"type": "log"}, type="log"),
+        "layout": layout(
+            "tokens each",
+            "agents",
+            xaxis=logarithmic(row["context_tokens"] for row in rows),
+            **logarithmic([agents, *(row[key] for row in rows for key in ("shared", "unshared"))]),
+        ),
     }
 
 
@@ -158,5 +164,10 @@ def _steps(plan: Row) -> dict[str, Any]:
             )
             if rows
         ],
-        "layout": layout("batch", "tokens/s", xaxis={"type": "log"}, type="log"),
+        "layout": layout(
+            "batch",
+            "tokens/s",
+            xaxis=logarithmic(row["batch"] for row in steps),
+            **logarithmic(row["tokens_per_s"] for row in steps),
+        ),
     }

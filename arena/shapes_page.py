@@ -1,6 +1,6 @@
 """The bench of shapes as one self-contained HTML file. Names in it are text, whatever they hold."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from arena.chart_page import (
     charts,
     layout,
     lines,
+    logarithmic,
     paragraph,
     section,
     table,
@@ -19,10 +20,6 @@ from arena.compare_figures import spread
 from arena.shapes import cell_of
 
 Row = Mapping[str, Any]
-
-_TICKS = [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5)]
-_LOGARITHMIC = {"type": "log", "tickvals": _TICKS, "ticktext": [f"{tick:g}" for tick in _TICKS]}
-"""plotly's own labels between powers of ten are single digits."""
 
 
 def write(path: Path, result: Row) -> None:
@@ -67,7 +64,7 @@ def figures(result: Row) -> list[dict[str, Any]]:
                 _marks(0, _rates(0, f"{result['streams']} streams", full)),
                 _marks(1, _rates(1, "one stream", alone)),
             ],
-            "layout": _layout("moves/s", **_LOGARITHMIC),
+            "layout": _layout("moves/s", **logarithmic(_all_rates((*full, *alone)))),
         },
         {
             "id": "cost",
@@ -87,7 +84,9 @@ def figures(result: Row) -> list[dict[str, Any]]:
                 _marks(0, _bars(0, "p50", full, "p50_ms")),
                 _marks(1, _bars(4, "p95", full, "p95_ms")),
             ],
-            "layout": _layout("ms", **_LOGARITHMIC),
+            "layout": _layout(
+                "ms", **logarithmic(row[key] for row in full for key in ("p50_ms", "p95_ms"))
+            ),
         },
         {
             "id": "waves",
@@ -98,6 +97,10 @@ def figures(result: Row) -> list[dict[str, Any]]:
             "layout": _layout("moves/s", rangemode="tozero"),
         },
     ]
+
+
+def _all_rates(rows: Sequence[Row]) -> Iterator[float]:
+    return (rate for row in rows for rate in row["moves_per_s"])
 
 
 def _rates(place: int, name: str, rows: Sequence[Row]) -> dict[str, Any]:

@@ -37,7 +37,8 @@ def figures(result: Row) -> list[dict[str, Any]]:
 
 def _batching(result: Row) -> list[dict[str, Any]]:
     ways = simulate_text.WAYS["batching"]
-    slots = [_slots(place, way, result[way]) for place, way in enumerate(ways)]
+    last = max(one["finished"] for way in ways for one in result[way]["first_requests"])
+    slots = [_slots(place, way, result[way], last) for place, way in enumerate(ways)]
     return [
         {
             "id": "busy",
@@ -61,7 +62,8 @@ def _batching(result: Row) -> list[dict[str, Any]]:
     ]
 
 
-def _slots(place: int, way: str, row: Row) -> dict[str, Any]:
+def _slots(place: int, way: str, row: Row, last_s: float) -> dict[str, Any]:
+    """`last_s`: end of the axis, so that both ways are drawn to one scale."""
     first = row["first_requests"]
     return {
         "id": f"slots-{way}",
@@ -83,7 +85,12 @@ def _slots(place: int, way: str, row: Row) -> dict[str, Any]:
         ],
         "layout": {
             "barmode": "overlay",
-            **layout("s", "slot", xaxis={}, dtick=max(1, 1 + _most(first, "slot") // 16)),
+            **layout(
+                "s",
+                "slot",
+                xaxis={"range": [0, last_s]},
+                dtick=max(1, 1 + _most(first, "slot") // 16),
+            ),
         },
     }
 
