@@ -77,7 +77,7 @@ def test_a_healthy_run_says_nothing_and_its_occupancy_is_what_was_in_the_step(
     tmp_path: Path,
 ) -> None:
     report = play(
-        tmp_path, name="healthy", engine="max_concurrent = 8", pairs=2, plies=40, period=1.0
+        tmp_path, name="healthy", engine="max_concurrent = 8", pairs=2, plies=28, period=1.0
     )
     assert report["verdict"] is None
     held = read(tmp_path / "run")
@@ -109,7 +109,7 @@ def test_preemption_is_called_memory_pressure(tmp_path: Path) -> None:
         engine="max_concurrent = 8\n[engines.main.extra_args]\nnum_gpu_blocks_override = 26",
         agent='mode = "free"\nmax_tokens = 120',
         pairs=4,
-        plies=10,
+        plies=6,
         period=0.0,
     )
     verdict = report["verdict"]

@@ -65,8 +65,8 @@ def test_what_is_fitted_to_a_run_gives_the_run_back(tmp_path: Path) -> None:
     )
     assert told.moves_per_s == pytest.approx(measured(records).moves_per_s, rel=0.3)
 
-    asked = ["simulate", "fleet", "--from-run", str(folder), "--seats", "100", "--json"]
-    done = subprocess.run([*arena, *asked], capture_output=True, text=True, check=True)
+    asked = ["simulate", "fleet", "--from-run", str(folder), "--seats", "100", "--gpus", "10"]
+    done = subprocess.run([*arena, *asked, "--json"], capture_output=True, text=True, check=True)
     row = json.loads(done.stdout)["calibration"]
     assert row["source"] == "runs"
     assert 15 < row["uncached_tokens"] < 60
