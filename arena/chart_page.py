@@ -148,6 +148,26 @@ def charts(figures: Sequence[Figure]) -> str:
     )
 
 
+def told(
+    title: str,
+    summary: str,
+    said: Sequence[str],
+    tables: Iterable[tuple[str, Sequence[str], Sequence[Sequence[str]]]],
+    drawn: Sequence[Figure],
+    *more: str,
+) -> str:
+    """The HTML of a result: what it is, what it says, its charts, its tables by title, columns and
+    rows, and sections beside. StoreError where plotly is not installed."""
+    body = (
+        paragraph(summary),
+        section("What it says", lines(said)),
+        section("Charts", charts(drawn)),
+        *(section(name, table("figures", columns, rows)) for name, columns, rows in tables),
+        *more,
+    )
+    return document(title, body, drawn)
+
+
 def logarithmic(values: Iterable[float | None]) -> dict[str, Any]:
     """A logarithmic axis around what is shown on it, marked with plain numbers."""
     shown = [value for value in values if value is not None and value > 0]

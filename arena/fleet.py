@@ -367,10 +367,15 @@ def capacity(work: Work, server: Server, seconds: float) -> float:
     dice = Random(f"capacity/{work.seed}")
     jobs = (Job(0.0, *dice.choice(work.shapes)) for _ in itertools.count())
     trace = run_continuous(ClosedLoop(jobs, server.slots, until_s=ended), server)
-    answers = tuple(
-        Answer(job.arrival, job.arrival, job.done or 0.0, None, None) for job in trace.jobs
+    return Measurement(began, ended, answers_of(trace), {}, begins_full=True).moves_per_s
+
+
+def answers_of(trace: Trace, overhead_s: float = 0.0) -> tuple[Answer, ...]:
+    """What came of requests that nobody refuses, `overhead_s` later each, as a loop tells it."""
+    return tuple(
+        Answer(job.arrival, job.arrival, (job.done or 0.0) + overhead_s, None, None)
+        for job in trace.jobs
     )
-    return Measurement(began, ended, answers, {}, begins_full=True).moves_per_s
 
 
 def overload(

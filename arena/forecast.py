@@ -24,12 +24,13 @@ from arena.calibration import Speed, busy_steps, judged, without_stalls
 from arena.compare_figures import Answer, Measurement
 from arena.config import ConfigError, RunConfig
 from arena.distribution import percentile
+from arena.fleet import answers_of
 from arena.loops import WARM_PLIES, Asker
 from arena.overload import evenly_spaced, prepare
 from arena.simulate import step_row
 from arena.workload import Workload
 from serving import Engine, EngineConfig, EngineError, Limited, Reply
-from serving.batching import Arrivals, ClosedLoop, Job, Server, Trace, run_continuous
+from serving.batching import Arrivals, ClosedLoop, Job, Server, run_continuous
 from serving.step_time import Step, fit
 
 SCHEMA_VERSION = 1
@@ -257,23 +258,15 @@ def _simulated(cell: _Cell, seen: _Seen, server: Server, seconds: float) -> Meas
         rate = cell.rates[server.seed % len(cell.rates)]
         times = [number / rate for number in range(int(rate * seconds))]
         arrivals = Arrivals([Job(at, *dice.choice(seen.shapes)) for at in times])
-        answers = _answers(run_continuous(arrivals, server), seen.overhead_s)
+        answers = answers_of(run_continuous(arrivals, server), seen.overhead_s)
         return Measurement(0.0, min(seconds, times[-1]), answers, {})
     until_s = 2 * seconds
     while True:
         jobs = (Job(0.0, *dice.choice(seen.shapes)) for _ in itertools.count())
         loop = ClosedLoop(jobs, cell.clients, until_s=until_s, pause_s=seen.overhead_s)
-        answers = _answers(run_continuous(loop, server), seen.overhead_s)
+        answers = answers_of(run_continuous(loop, server), seen.overhead_s)
         began = max(answer.done for answer in answers[: cell.clients])
         if until_s >= began + seconds:
             counted = tuple(answer for answer in answers if answer.done > began)
             return Measurement(began, began + seconds, counted, {}, begins_full=True)
         until_s = 2 * (began + seconds)
-
-
-def _answers(trace: Trace, overhead_s: float) -> tuple[Answer, ...]:
-    return tuple(
-        Answer(job.arrival, job.arrival, job.done + overhead_s, None, None)
-        for job in trace.jobs
-        if job.done is not None
-    )

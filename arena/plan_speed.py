@@ -1,6 +1,5 @@
 """How many requests a second a plan's engine answers: measured, else estimated by a roofline."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Literal, Protocol
 from arena.config import ConfigError
 from arena.plan_workload import Workload
 from serving.capacity import BANDWIDTH_SHARE, COMPUTE_SHARE, Roofline
+from serving.checked import json_object
 
 
 class Speed(Protocol):
@@ -74,7 +74,7 @@ def measured(path: Path, model: str) -> Measured:
     """Cells of the default shape, in what `arena bench shape --json` wrote: medians of their
     repeats. ConfigError where there are none, or another model was measured."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = json_object(path.read_bytes())
         engine = told["engine"]
         other, name = engine["model"], f"{engine['name']} ({engine['kind']})"
         rates = tuple(
@@ -84,7 +84,7 @@ def measured(path: Path, model: str) -> Measured:
         )
     except OSError as error:
         raise ConfigError(f"--bench: {str(path)[:200]} cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         rates, other, name = (), None, ""
     if not rates:
         raise ConfigError(

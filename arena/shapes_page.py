@@ -8,13 +8,10 @@ from arena import chart_page, shapes_text
 from arena.chart_page import (
     COLOURS,
     SYMBOLS,
-    charts,
     layout,
     lines,
     logarithmic,
-    paragraph,
     section,
-    table,
 )
 from arena.compare_figures import spread
 from arena.shapes import cell_of
@@ -29,18 +26,14 @@ def write(path: Path, result: Row) -> None:
 
 def page(result: Row) -> str:
     """The HTML; StoreError where plotly is not installed."""
-    drawn = figures(result)
-    body = (
-        paragraph(shapes_text.summary_text(result)),
-        section("What it says", lines(shapes_text.lines(result))),
-        section("Charts", charts(drawn)),
-        *(
-            section(told.title, table("figures", told.columns, told.rows))
-            for told in shapes_text.tables(result)
-        ),
+    return chart_page.told(
+        shapes_text.title(result),
+        shapes_text.summary_text(result),
+        shapes_text.lines(result),
+        shapes_text.tables(result),
+        figures(result),
         section("Shapes", lines(shapes_text.shape_lines())),
     )
-    return chart_page.document(shapes_text.title(result), body, drawn)
 
 
 def figures(result: Row) -> list[dict[str, Any]]:

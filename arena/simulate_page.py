@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from arena import chart_page, simulate_text
-from arena.chart_page import COLOURS, SYMBOLS, charts, layout, lines, paragraph, section, table
+from arena.chart_page import COLOURS, SYMBOLS, layout
 
 Row = Mapping[str, Any]
 
@@ -17,17 +17,13 @@ def write(path: Path, result: Row) -> None:
 
 def page(result: Row) -> str:
     """The HTML; StoreError where plotly is not installed."""
-    drawn = figures(result)
-    body = (
-        paragraph(simulate_text.summary_text(result)),
-        section("What it says", lines(simulate_text.lines(result))),
-        section("Charts", charts(drawn)),
-        *(
-            section(told.title, table("figures", told.columns, told.rows))
-            for told in simulate_text.tables(result)
-        ),
+    return chart_page.told(
+        simulate_text.title(result),
+        simulate_text.summary_text(result),
+        simulate_text.lines(result),
+        simulate_text.tables(result),
+        figures(result),
     )
-    return chart_page.document(simulate_text.title(result), body, drawn)
 
 
 def figures(result: Row) -> list[dict[str, Any]]:

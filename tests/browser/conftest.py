@@ -21,6 +21,8 @@ ARGUMENTS = (
     "--disable-sync",
 )
 PATIENCE_MS = 20_000
+TRACES = "id => document.getElementById(id).data.map(({ name, x, y }) => ({ name, x, y }))"
+"""What a chart of a page from a file draws."""
 
 expect.set_options(timeout=PATIENCE_MS)
 
@@ -117,3 +119,14 @@ def picture(page: Page, name: str) -> None:
     if folder := os.environ.get("SCREENSHOTS"):
         page.evaluate("scrollTo(0, 0)")
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+
+
+@pytest.fixture
+def page(address: str, visitor: Visitor) -> Iterator[Page]:
+    """The page at a module's `address`, a file of which the browser asked for nothing else."""
+    page = visitor.page()
+    page.context.set_offline(True)
+    page.goto(address)
+    yield page
+    asked = {request.url for request in visitor.requests}
+    assert {url for url in asked if not url.startswith("data:")} == {address}

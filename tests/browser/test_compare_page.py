@@ -1,13 +1,12 @@
 """The page of `arena compare --html`, opened from the disk with no network."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import Visitor, picture
+from tests.browser.conftest import TRACES, picture
 from tests.browser.process import IMAGE, SCRIPT, run_arena
 
 pytestmark = pytest.mark.browser
@@ -41,7 +40,6 @@ move_period_seconds = 0.1
 """Two engines whose names are markup."""
 
 CHARTS = ("throughput", "latency", "occupancy", "attainment")
-TRACES = "id => document.getElementById(id).data.map(({ name, x, y }) => ({ name, x, y }))"
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +50,6 @@ def address(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> str:
     cells = ("--seconds", "0.2", "--repeats", "2", "--concurrency", "1", "2")
     run_arena("compare", folder / "c.toml", *cells, "--html", folder / "page.html")
     return (folder / "page.html").as_uri()
-
-
-@pytest.fixture
-def page(address: str, visitor: Visitor) -> Iterator[Page]:
-    """The comparison, of which the browser asked for nothing but the file."""
-    page = visitor.page()
-    page.context.set_offline(True)
-    page.goto(address)
-    yield page
-    asked = {request.url for request in visitor.requests}
-    assert {url for url in asked if not url.startswith("data:")} == {address}
 
 
 def test_every_chart_is_drawn(page: Page) -> None:

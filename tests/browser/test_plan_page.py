@@ -1,18 +1,16 @@
 """The page of `arena plan --html`, opened from the disk with no network."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import Visitor, picture
+from tests.browser.conftest import TRACES, picture
 from tests.browser.process import IMAGE, run_arena
 
 pytestmark = pytest.mark.browser
 
 SHAPE = ("--layers", "32", "--kv-heads", "8", "--head-size", "128", "--parameters", "8e9")
-TRACES = "id => document.getElementById(id).data.map(({ name, x, y }) => ({ name, x, y }))"
 
 
 @pytest.fixture(scope="module")
@@ -22,17 +20,6 @@ def address(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> str:
     work = ("--shared-tokens", "300", "--model", IMAGE)
     run_arena("plan", *SHAPE, "--device", "h100", *work, "--html", path)
     return path.as_uri()
-
-
-@pytest.fixture
-def page(address: str, visitor: Visitor) -> Iterator[Page]:
-    """The plan, of which the browser asked for nothing but the file."""
-    page = visitor.page()
-    page.context.set_offline(True)
-    page.goto(address)
-    yield page
-    asked = {request.url for request in visitor.requests}
-    assert {url for url in asked if not url.startswith("data:")} == {address}
 
 
 def test_every_chart_is_drawn(page: Page) -> None:

@@ -1,13 +1,12 @@
 """The page of `arena bench shape --html`, opened from the disk with no network."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from arena.shapes import SHAPES
-from tests.browser.conftest import Visitor, picture
+from tests.browser.conftest import TRACES, picture
 from tests.browser.process import run_arena
 
 pytestmark = pytest.mark.browser
@@ -32,7 +31,6 @@ pairs = 1
 parallel_matches = 2
 max_plies = 24
 """
-TRACES = "id => document.getElementById(id).data.map(({ name, x, y }) => ({ name, x, y }))"
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +41,6 @@ def address(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> str:
     short = ("--streams", 2, "--seconds", 1, "--repeats", 2)
     run_arena("bench", "shape", config, *short, "--html", path)
     return path.as_uri()
-
-
-@pytest.fixture
-def page(address: str, visitor: Visitor) -> Iterator[Page]:
-    """The bench, of which the browser asked for nothing but the file."""
-    page = visitor.page()
-    page.context.set_offline(True)
-    page.goto(address)
-    yield page
-    asked = {request.url for request in visitor.requests}
-    assert {url for url in asked if not url.startswith("data:")} == {address}
 
 
 def test_every_chart_is_drawn(page: Page) -> None:
