@@ -1,6 +1,7 @@
 """A run read while another process may be playing it: what is new, and one match whole."""
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -30,7 +31,7 @@ _LATE_S = 10.0
 
 
 class Follower:
-    """Tells what a run's folder holds beyond what it told before. One thread at a time."""
+    """Tells what a run's folder holds beyond what it told before; of any thread, one at a time."""
 
     def __init__(self, folder: Path) -> None:
         """StoreError if `folder` holds no readable run."""
@@ -38,6 +39,7 @@ class Follower:
         self._path = folder / "run.db"
         self._db = open_read_only(self._path, check_same_thread=False)
         self._db.isolation_level = None
+        self._alone = threading.Lock()
         with self._snapshot():
             (self.run,) = select(self._db, RunRow, "id")
             self.matches = select(self._db, MatchRow, "number")
@@ -51,12 +53,14 @@ class Follower:
         self._buckets: dict[tuple[str, float], float] = {}
 
     def close(self) -> None:
-        self._db.close()
+        """Waits for a read under way: SQLite crashes where a connection in use is closed."""
+        with self._alone:
+            self._db.close()
 
     def read(self) -> list[Row]:
         """The rows that were not told before: a move's attempts before it, and what became of a
         match after its moves. StoreError if they cannot be read."""
-        with self._snapshot():
+        with self._alone, self._snapshot():
             changed = self._changed_matches()
             records = Records(
                 self.run,

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
@@ -342,3 +343,29 @@ async def test_a_match_is_read_whole(tmp_path: Path) -> None:
     assert read_match(tmp_path / "run", "nobody's") is None
     with pytest.raises(StoreError, match="cannot be read"):
         read_match(tmp_path / "elsewhere", ONE.id)
+
+
+async def test_closing_waits_for_a_read_under_way(tmp_path: Path) -> None:
+    """SQLite crashed the process where Ctrl-C closed a connection that a thread was reading."""
+    await begin(tmp_path / "run", random_run(11)).close()
+    follower = Follower(tmp_path / "run")
+    inside, go_on = threading.Event(), threading.Event()
+
+    def read_slowly(statement: str) -> None:
+        if "plies" in statement:
+            inside.set()
+            assert go_on.wait(20)
+
+    follower._db.set_trace_callback(read_slowly)
+    reading = threading.Thread(target=follower.read)
+    reading.start()
+    assert inside.wait(20)
+    ending = threading.Thread(target=follower.close)
+    ending.start()
+    ending.join(0.2)
+    assert ending.is_alive()
+    go_on.set()
+    reading.join(20)
+    ending.join(20)
+    with pytest.raises(StoreError):
+        follower.read()
