@@ -1,13 +1,17 @@
 """The report of a run, finished or not, as one JSON object fixed by SCHEMA_VERSION."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from arena.figures import Figures, label
+from arena.pairwise import Estimate
+from arena.standings import Outcome, Standings, standings
 from arena.store import MatchRow, Records
 from arena.verdicts import verdict_of_run
 
 SCHEMA_VERSION = 1
+FORFEITS = ("forfeit", "flag_fall")
+"""Terminations that are failures at the protocol, not at the game."""
 
 
 def build(records: Records) -> dict[str, Any]:
@@ -26,16 +30,18 @@ def figures_of(records: Records) -> Figures:
 def report(figures: Figures) -> dict[str, Any]:
     """The report of figures."""
     finished = sorted(figures.finished, key=lambda row: row.number)
+    by_game = {game: standings(map(outcome, rows)) for game, rows in _by_game(finished).items()}
     run = figures.run
     return {
         "schema_version": SCHEMA_VERSION,
         "run": {"name": figures.config["name"], "id": run.id, "created": run.created},
         **figures.fleet(),
         "results": [result(row, figures.matches[row.id].plies) for row in finished],
-        "pairings": _pairings(finished),
+        "pairings": [row for game in by_game.items() for row in _pairings(*game)],
         "agents": [figures.agents[key].row() for key in sorted(figures.agents)],
         "engines": [engine.row() for engine in figures.engines.values()],
-        "standings": _standings(finished),
+        "standings": _standings(finished, by_game),
+        "ratings": [_ratings(*game) for game in by_game.items()],
         "verdict": verdict_of_run(figures),
     }
 
@@ -57,39 +63,85 @@ def result(row: MatchRow, plies: int) -> dict[str, Any]:
     }
 
 
-def _pairings(finished: Sequence[MatchRow]) -> list[dict[str, Any]]:
-    """Wins, draws and losses of the first-named agent of each pairing."""
-    table: dict[tuple[str, str, str], list[int]] = {}
+def outcome(row: MatchRow) -> Outcome:
+    """What came of a finished match, as the ratings take it."""
+    is_forfeit = row.termination in FORFEITS and row.winner is not None
+    score = 0.5 if row.winner is None else 1.0 - row.winner
+    return Outcome(*row.agents, score, row.pair_id, is_forfeit)
+
+
+def _by_game(finished: Sequence[MatchRow]) -> dict[str, list[MatchRow]]:
+    rows: dict[str, list[MatchRow]] = {}
     for row in finished:
-        one, two = sorted(row.agents)
-        counts = table.setdefault((label(row.game, row.ruleset), one, two), [0, 0, 0])
-        winner = None if row.winner is None else row.agents[row.winner]
-        counts[1 if winner is None else 0 if winner == one else 2] += 1
+        rows.setdefault(label(row.game, row.ruleset), []).append(row)
+    return rows
+
+
+def _pairings(game: str, rated: Standings) -> list[dict[str, Any]]:
+    """Each two that met: wins, draws, losses and Elo of the first-named, forfeits counted."""
     return [
-        {"game": game, "agent": one, "opponent": two, "wins": w, "draws": d, "losses": lost}
-        for (game, one, two), (w, d, lost) in table.items()
+        {
+            "game": game,
+            "agent": pairing.one,
+            "opponent": pairing.two,
+            "wins": pairing.wins,
+            "draws": pairing.draws,
+            "losses": pairing.losses,
+            "pairs": pairing.pairs._asdict(),
+            "elo": _estimate(pairing.best.elo),
+            "nelo": _estimate(pairing.best.nelo),
+            "los": pairing.best.los,
+        }
+        for pairing in rated.pairings
     ]
 
 
-def _standings(finished: Sequence[MatchRow]) -> list[dict[str, Any]]:
-    """Points per agent and game: 1 for a win, half for a draw. Ratings are not estimated here."""
+def _estimate(estimate: Estimate) -> dict[str, float]:
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+
+
+def _ratings(game: str, rated: Standings) -> dict[str, Any]:
+    """What a game's ratings are worth: who can be compared, and with what certainty."""
+    field = rated.results
+    return {
+        "game": game,
+        "advantage_elo": field.advantage,
+        "groups": [list(group) for group in field.groups],
+        "is_penalised": field.is_penalised,
+        "names": list(field.ratings),
+        "los": field.los_matrix(),
+    }
+
+
+def _standings(
+    finished: Sequence[MatchRow], by_game: Mapping[str, Standings]
+) -> list[dict[str, Any]]:
+    """Points per agent and game, 1 for a win and half for a draw, with ratings: `elo` counts
+    forfeits as losses, `skill_elo` leaves them out, and `protocol_score` is the share of games not
+    forfeited. Means are 0 in each group of `ratings`; errors are half of 95 % intervals."""
     table: dict[tuple[str, str], list[int]] = {}
     for row in finished:
         for side, name in enumerate(row.agents):
             counts = table.setdefault((label(row.game, row.ruleset), name), [0, 0, 0])
             counts[1 if row.winner is None else 0 if row.winner == side else 2] += 1
-    rows = [
-        {
-            "name": name,
-            "game": game,
-            "games": sum(counts),
-            "wins": counts[0],
-            "draws": counts[1],
-            "losses": counts[2],
-            "points": counts[0] + counts[1] / 2,
-            "elo": None,
-            "elo_error": None,
-        }
-        for (game, name), counts in table.items()
-    ]
+    rows = []
+    for (game, name), counts in table.items():
+        rated = by_game[game]
+        is_skilled = name in rated.skill.ratings
+        rows.append(
+            {
+                "name": name,
+                "game": game,
+                "games": sum(counts),
+                "wins": counts[0],
+                "draws": counts[1],
+                "losses": counts[2],
+                "points": counts[0] + counts[1] / 2,
+                "elo": rated.results.ratings[name],
+                "elo_error": rated.results.error(name),
+                "skill_elo": rated.skill.ratings[name] if is_skilled else None,
+                "skill_elo_error": rated.skill.error(name) if is_skilled else None,
+                "protocol_score": _estimate(rated.protocol[name]),
+            }
+        )
     return sorted(rows, key=lambda row: (row["game"], -float(str(row["points"])), row["name"]))

@@ -547,6 +547,7 @@ def print_report(report: Mapping[str, Any], out: TextIO) -> None:
     )
     for table in (
         _results_table(report["results"]),
+        _standings_table(report["standings"]),
         _pairings_table(report["pairings"]),
         _agents_table(report["agents"]),
         _parts_table(report["agents"]),
@@ -604,15 +605,40 @@ def _results_table(results: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def _standings_table(standings: Sequence[Mapping[str, Any]]) -> Table:
+    numbers = ("games", "points", "Elo", "skill", "protocol")
+    title = "Standings: Elo ± 95 %, skill without forfeits, games not forfeited"
+    table = _table(title, "game", "agent", *numbers, right=numbers)
+    for row in standings:
+        table.add_row(
+            Text(_safe(row["game"])),
+            Text(_safe(row["name"])),
+            str(row["games"]),
+            f"{row['points']:g}",
+            _elo(row["elo"], row["elo_error"]),
+            _elo(row["skill_elo"], row["skill_elo_error"]),
+            f"{row['protocol_score']['value']:.0%}",
+        )
+    return table
+
+
+def _elo(value: float | None, error: float | None) -> str:
+    return "-" if value is None else f"{round(value)} ± {error:.0f}"
+
+
 def _pairings_table(pairings: Sequence[Mapping[str, Any]]) -> Table:
     counts = ("wins", "draws", "losses")
-    table = _table("Pairings", "game", "agent", "opponent", *counts, right=counts)
+    numbers = (*counts, "Elo", "95 %", "LOS")
+    table = _table("Pairings", "game", "agent", "opponent", *numbers, right=numbers)
     for row in pairings:
         table.add_row(
             Text(_safe(row["game"])),
             Text(_safe(row["agent"])),
             Text(_safe(row["opponent"])),
             *(str(row[count]) for count in counts),
+            f"{round(row['elo']['value']):+}",
+            f"{round(row['elo']['low']):+} to {round(row['elo']['high']):+}",
+            f"{row['los']:.1%}",
         )
     return table
 

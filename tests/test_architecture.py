@@ -23,6 +23,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "arena": {"agents", "games", "serving"},
 }
 
+FIELD = ("arena/field.py", "arena/bradley_terry.py", "arena/rao_kupper.py")
+
 # Files, or folders with a slash at the end.
 HOMES = {
     "aiohttp": ("serving/http_client.py", "serving/fake_server.py", "arena/dashboard/"),
@@ -30,9 +32,11 @@ HOMES = {
     "gguf": ("serving/models.py", "serving/model_files.py"),
     "huggingface_hub": ("serving/models.py", "serving/model_files.py"),
     "jinja2": ("serving/template.py",),
+    "numpy": ("arena/pairwise.py", "arena/sprt.py", *FIELD),
     "opentelemetry": ("arena/tracing.py",),
     "prometheus_client": ("arena/metrics.py", "serving/vllm_host.py"),
     "rich": ("arena/terminal.py",),
+    "scipy": ("arena/pairwise.py", "arena/sprt.py", "arena/standings.py", *FIELD),
     "sqlite3": ("arena/store.py", "arena/follow.py"),
     "tokenizers": ("serving/template.py",),
     "tomli_w": ("arena/config.py",),

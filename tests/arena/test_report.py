@@ -193,9 +193,41 @@ def test_standings_and_results() -> None:
     report = build(records())
     assert [(s["name"], s["points"]) for s in report["standings"]] == [("bob", 1.0), ("ann", 0.0)]
     assert report["results"][0]["winner"] == "bob"
-    assert report["pairings"] == [
-        {"game": "chess", "agent": "ann", "opponent": "bob", "wins": 0, "draws": 0, "losses": 1}
-    ]
+    (pairing,) = report["pairings"]
+    counts = {
+        "game": "chess",
+        "agent": "ann",
+        "opponent": "bob",
+        "wins": 0,
+        "draws": 0,
+        "losses": 1,
+    }
+    assert counts.items() <= pairing.items()
+    assert pairing["pairs"] == {"ll": 0, "ld": 0, "wl": 0, "dd": 0, "wd": 0, "ww": 0}
+    assert pairing["elo"]["low"] < pairing["elo"]["value"] < 0 < pairing["elo"]["high"]
+    assert 0 < pairing["los"] < 0.5
+
+
+def test_a_forfeit_is_a_loss_and_no_lack_of_skill() -> None:
+    held = records()
+    games = (
+        a_match(winner=1, termination="forfeit"),
+        a_match(id="m2", agent_first="bob", agent_second="ann", winner=None, number=1),
+    )
+    report = build(held._replace(matches=games))
+    bob, ann = report["standings"]
+    assert (ann["name"], ann["protocol_score"]["value"], bob["protocol_score"]["value"]) == (
+        "ann",
+        0.5,
+        1.0,
+    )
+    assert ann["elo"] == pytest.approx(-bob["elo"])
+    assert ann["elo"] < ann["skill_elo"] == pytest.approx(0)
+    assert ann["elo_error"] > 0
+    assert report["pairings"][0]["pairs"]["ld"] == 1
+    assert report["ratings"][0]["groups"] == [["ann", "bob"]]
+    assert report["ratings"][0]["los"][0][0] is None
+    json.dumps(report, allow_nan=False)
 
 
 def test_a_run_that_has_not_begun_has_unknowns_not_zeros() -> None:

@@ -1,0 +1,643 @@
+"""Statistics of tournaments: upstream's vectors, symmetries, and what upstream leaves infinite."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import chess.pgn
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arena.bradley_terry import logistic
+from arena.field import Field, Game
+from arena.pairwise import (
+    Z95,
+    PairCounts,
+    Pairwise,
+    chance_above,
+    decisive_los,
+    elo,
+    exact_los,
+    expected_score,
+    pair_counts,
+    pairwise,
+)
+from arena.rao_kupper import rao_kupper
+from arena.sprt import Model, Sprt
+from arena.standings import Outcome, pairings, protocol_scores, standings
+
+FOLDER = Path(__file__).parents[1] / "vectors"
+VECTORS: dict[str, Any] = json.loads((FOLDER / "rating_vectors.json").read_text())
+FOUR = VECTORS["bradley_terry_4_players"]
+POINTS = {"1-0": 1.0, "1/2-1/2": 0.5, "0-1": 0.0}
+SCORE = {"win": 1.0, "draw": 0.5, "loss": 0.0}
+MODELS: dict[str, Model] = {
+    "logistic": "logistic",
+    "normalized": "normalized",
+    "bayesian": "bayes_elo",
+}
+
+
+def near(value: float, rel: float = 1e-6) -> Any:
+    return pytest.approx(value, rel=rel, abs=1e-9)
+
+
+def bins_of(case: dict[str, Any]) -> tuple[int, ...]:
+    if "wins" in case:
+        return case["losses"], case["draws"], case["wins"]
+    names = ("LL", "LD", "WL", "DD", "WD", "WW")
+    return PairCounts(*(case.get(name, 0) for name in names)).bins
+
+
+def four_players() -> list[Game]:
+    return [
+        Game(row["white"], row["black"], score, f"{n}{key}{i}")
+        for n, row in enumerate(FOUR["games"])
+        for key, score in (("W", 1.0), ("D", 0.5), ("L", 0.0))
+        for i in range(row[key])
+    ]
+
+
+def errors(field: Field, covariance: Any) -> dict[str, float]:
+    spread = Z95 * np.sqrt(np.diag(covariance))
+    return dict(zip(field.ratings, spread.tolist(), strict=False))
+
+
+# Vectors: two players.
+
+
+@pytest.mark.parametrize("case", [*VECTORS["elo_trinomial"], *VECTORS["elo_pentanomial"]])
+def test_elo_is_fastchess_s(case: dict[str, Any]) -> None:
+    found, want = pairwise(bins_of(case)), case["exact"]
+    assert found.is_normal
+    assert {
+        "score": found.score,
+        "elo": found.elo.value,
+        "elo_err95": found.elo.error,
+        "elo_lo": found.elo.low,
+        "elo_hi": found.elo.high,
+        "nelo": found.nelo.value,
+        "nelo_err95": found.nelo.error,
+        "los": found.los,
+    } == {key: near(value) for key, value in want.items()}
+    if "los_percent" in case["doc"]:
+        assert 100 * found.los == pytest.approx(float(case["doc"]["los_percent"]), abs=0.006)
+
+
+@pytest.mark.parametrize("case", VECTORS["elo_trinomial"])
+def test_los_of_decisive_games_is_cutechess_s(case: dict[str, Any]) -> None:
+    assert decisive_los(case["wins"], case["losses"]) == near(case["los_cutechess"])
+
+
+def test_pairs_may_widen_the_error() -> None:
+    (case,) = VECTORS["same_games_two_ways"]
+    games = pairwise(bins_of(case))
+    pairs = pairwise(bins_of(VECTORS["elo_pentanomial"][0]))
+    assert games.elo.value == near(case["elo"])
+    assert pairs.elo.value == near(case["elo"])
+    assert games.elo.error == near(case["trinomial_error95"])
+    assert pairs.elo.error == near(case["pentanomial_error95"])
+    assert games.nelo.value == near(case["trinomial_nelo"])
+    assert pairs.nelo.value == near(case["pentanomial_nelo"])
+
+
+def test_exact_los_of_three_wins() -> None:
+    (case,) = VECTORS["los_small_n"]
+    assert exact_los(case["wins"], case["losses"]) == near(case["exact_beta"])
+    assert decisive_los(case["wins"], case["losses"]) == near(case["normal_cutechess"])
+
+
+@pytest.mark.parametrize("case", VECTORS["pair_classification"])
+def test_a_pair_falls_into_its_bin(case: dict[str, Any]) -> None:
+    one, two = SCORE[case["first_player_game1"]], SCORE[case["first_player_game2"]]
+    for pair in ((one, two), (two, one)):
+        assert pair_counts([pair])._asdict()[case["bin"].lower()] == 1
+
+
+# Vectors: SPRT.
+
+
+@pytest.mark.parametrize("case", VECTORS["sprt_gsprt"])
+def test_llr_is_fishtest_s_and_near_fastchess_s(case: dict[str, Any]) -> None:
+    test = Sprt(case["elo0"], case["elo1"], case["alpha"], case["beta"], MODELS[case["model"]])
+    llr = test.llr(bins_of(case))
+    assert llr == near(case["exact_llr"], 1e-7)
+    assert llr == near(case["fastchess_llr"], 1.5e-3)
+    assert llr == pytest.approx(case["doc_llr"], rel=0.01, abs=0.006)
+
+
+@pytest.mark.parametrize("case", VECTORS["sprt_cutechess"])
+def test_llr_is_cutechess_s(case: dict[str, Any]) -> None:
+    test = Sprt(case["elo0"], case["elo1"], case["alpha"], case["beta"], "cutechess")
+    llr = test.llr(bins_of(case))
+    assert llr == near(case["exact_llr"])
+    assert llr == pytest.approx(case["doc_llr"], abs=0.01)
+
+
+def test_llr_is_openbench_s() -> None:
+    case = VECTORS["sprt_openbench"][0]
+    test = Sprt(case["elo0"], case["elo1"], model="normalized")
+    assert test.llr(case["counts"]) == near(case["llr"], 1e-5)
+
+
+@pytest.mark.parametrize("case", VECTORS["sprt_bounds"])
+def test_bounds_are_wald_s(case: dict[str, Any]) -> None:
+    bounds = Sprt(0, 5, case["alpha"], case["beta"]).bounds
+    assert bounds == (near(case["lower"]), near(case["upper"]))
+
+
+@pytest.mark.parametrize("case", VECTORS["sprt_median_unbiased_elo"])
+def test_the_estimate_after_a_stop_is_fishtest_s(case: dict[str, Any]) -> None:
+    test = Sprt(case["elo0"], case["elo1"], case["alpha"], case["beta"], MODELS[case["model"]])
+    found, want = test.estimate(case["pentanomial"]), case["out"]
+    assert test.bounds == (near(want["a"]), near(want["b"]))
+    assert found.elo.value == near(want["elo"], case["rel_tol"])
+    assert [found.elo.low, found.elo.high] == [near(end, case["rel_tol"]) for end in want["ci"]]
+    assert found.los == near(want["LOS"], case["rel_tol"])
+    assert test.llr(case["pentanomial"]) == near(want["LLR"], case["rel_tol"])
+
+
+# Vectors: a whole field.
+
+
+@pytest.mark.parametrize(
+    ("key", "ordo"),
+    [("logistic", "ratings_exact"), ("logistic_white_advantage", "ratings_white")],
+)
+def test_the_field_is_rated_as_by_ordo(key: str, ordo: str) -> None:
+    field, want = logistic(four_players(), has_advantage=key != "logistic"), FOUR[key]
+    assert field.ratings == {name: near(value) for name, value in want["ratings"].items()}
+    for name, value in FOUR["ordo"][ordo].items():
+        assert field.ratings[name] == pytest.approx(value, abs=FOUR["ordo"]["abs_tol_ratings"])
+    for covariance, error in ((field.fisher, "err95_fisher"), (field.sandwich, "err95_sandwich")):
+        found = errors(field, covariance)
+        assert found == {name: near(value) for name, value in want[error].items()}
+    for names, pair in want["pairs"].items():
+        one, two = names.split("-")
+        difference = field.difference(one, two)
+        assert difference is not None
+        assert difference.value == near(pair["diff"])
+        assert difference.error == near(pair["err95_sandwich"])
+        assert field.los(one, two) == near(pair["los_sandwich"])
+    if key != "logistic":
+        assert field.advantage == near(want["white_advantage"])
+        assert field.advantage == pytest.approx(FOUR["ordo"]["white_advantage"], abs=0.01)
+    assert not field.is_penalised
+    assert field.error("A") == errors(field, field.sandwich)["A"]
+
+
+def test_the_pgn_holds_the_games_of_the_vector() -> None:
+    games: list[Game] = []
+    with (FOLDER / "bt_4players.pgn").open() as file:
+        while (headers := chess.pgn.read_headers(file)) is not None:
+            score = POINTS[headers["Result"]]
+            games.append(Game(headers["White"], headers["Black"], score, str(len(games))))
+    assert len(games) == 240
+    assert logistic(games).ratings == logistic(four_players()).ratings
+
+
+def test_rao_and_kupper_s_field_is_bayes_elo_s() -> None:
+    field, want = rao_kupper(four_players()), FOUR["rao_kupper"]
+    printed = want["bayeselo"]
+    assert field.ratings == {name: near(value, 1e-5) for name, value in want["ratings"].items()}
+    for name, value in printed["printed"].items():
+        assert field.ratings[name] * want["display_scale"] == pytest.approx(value, abs=0.51)
+    assert field.draw_elo is not None
+    y = 10 ** (-field.draw_elo / 400)
+    assert 4 * y / (1 + y) ** 2 == near(want["display_scale"])
+    assert field.advantage == pytest.approx(printed["advantage"], abs=0.01)
+    assert field.draw_elo == pytest.approx(printed["drawelo"], abs=0.01)
+    # BayesElo holds the advantage and the draws fixed
+    held = np.linalg.pinv(np.linalg.pinv(field.fisher)[:4, :4])
+    for name, value in errors(field, held).items():
+        assert value == near(want["err95_thetas_fixed"][name], 1e-5)
+    for names, los in printed["los_permille"].items():
+        i, j = ("ABCD".index(name) for name in names.split(">"))
+        error = math.sqrt(held[i, i] + held[j, j] - 2 * held[i, j])
+        difference = field.ratings["ABCD"[i]] - field.ratings["ABCD"[j]]
+        chance = 0.5 * (1 + math.erf(difference / error / math.sqrt(2)))
+        assert chance == near(want["los_thetas_fixed"][names], 1e-5)
+        assert 1000 * chance == pytest.approx(los, abs=1.01)
+
+
+@pytest.mark.parametrize("case", VECTORS["anchored_mle"])
+def test_anchors_hold_the_scale(case: dict[str, Any]) -> None:
+    games = []
+    for anchor, points in case["points_by_anchor"].items():
+        scores = [1.0] * int(points) + [0.5] * (points != int(points))
+        scores += [0.0] * (case["games"][anchor] - len(scores))
+        games += [Game("x", anchor, score, f"{anchor}{n}") for n, score in enumerate(scores)]
+    field = logistic(games, case["anchors"])
+    assert field.ratings == {**case["anchors"], "x": near(case["rating"])}
+    assert errors(field, field.fisher)["x"] == near(case["err95_fisher"])
+    assert [field.error(name) for name in case["anchors"]] == [0] * len(case["anchors"])
+
+
+@pytest.mark.parametrize("case", VECTORS["two_player_closed_form"])
+def test_two_players_in_closed_form(case: dict[str, Any]) -> None:
+    scores = [1.0] * case["wins"] + [0.0] * case["losses"]
+    games = [Game("a", "b", score, str(n)) for n, score in enumerate(scores)]
+    field = logistic(games)
+    assert field.ratings["a"] - field.ratings["b"] == near(case["diff"])
+    assert 2 * errors(field, field.fisher)["a"] == near(case["err95_fisher"])
+
+
+def test_open_spiel_s_fields_come_out_in_its_order() -> None:
+    """With its smoothing of 0.01 win each way left out; the first case is then log₁₀ 2."""
+    first, second, third = VECTORS["openspiel_elo"]
+
+    def ratings(case: dict[str, Any]) -> list[float]:
+        games = [
+            Game(str(i), str(j), 1.0, f"{i}{j}{n}")
+            for i, row in enumerate(case["win_matrix"])
+            for j, wins in enumerate(row)
+            for n in range(wins)
+        ]
+        return list(logistic(games, has_advantage=False).ratings.values())
+
+    r = ratings(first)
+    assert r[0] - r[1] == near(400 * math.log10(2))
+    r = ratings(second)
+    assert r[0] == near(r[2])
+    assert r[0] > r[1]
+    r = ratings(third)
+    assert r[0] > r[2] > r[1]
+
+
+# What upstream leaves infinite or undefined.
+
+EDGES = [case for case in VECTORS["edge_cases"] if "elo" in case and any(bins_of(case))]
+
+
+def is_finite(found: Pairwise) -> bool:
+    values = [found.score, found.los]
+    for estimate in (found.elo, found.nelo):
+        values += [estimate.low, estimate.value, estimate.high]
+    return all(map(math.isfinite, values))
+
+
+@pytest.mark.parametrize("bins", [*map(bins_of, EDGES), (0, 0, 0, 0, 7), (0, 0, 9, 0, 0)])
+def test_clean_sweeps_and_draws_alone_have_finite_intervals(bins: tuple[int, ...]) -> None:
+    found = pairwise(bins)
+    assert is_finite(found)
+    assert found.elo.low < found.elo.value < found.elo.high
+    assert not found.is_normal
+
+
+def test_no_games_say_nothing() -> None:
+    with pytest.raises(ValueError, match="not all zero"):
+        pairwise((0, 0, 0))
+    with pytest.raises(ValueError, match="three bins"):
+        pairwise((1, 2))
+    assert Sprt(0, 10).llr((0, 0, 0)) == 0
+    assert logistic([]).ratings == {}
+    assert standings([]).pairings == ()
+
+
+def test_llr_of_edge_cases_is_near_fastchess_s() -> None:
+    """Whose solver stops early."""
+    for case in VECTORS["edge_cases"]:
+        if "llr" in case and any(bins_of(case)):
+            model: Model = "normalized" if "normalized" in case["source"] else "logistic"
+            assert Sprt(0, 10, model=model).llr(bins_of(case)) == near(case["llr"], 5e-3)
+
+
+@pytest.mark.parametrize("bins", [(0, 10, 0), (0, 0, 6), (2, 1, 9), (0, 0, 3, 1, 4), (1, 0, 1)])
+def test_the_posterior_is_that_of_drawn_shares(bins: tuple[int, ...]) -> None:
+    shares = np.random.default_rng(1).dirichlet(np.array(bins) + 0.5, 200_000)
+    scores = shares @ np.linspace(0, 1, len(bins))
+    assert chance_above(0.5, bins) == pytest.approx((scores > 0.5).mean(), abs=0.005)
+    found = pairwise(bins)
+    low, high = np.quantile(scores, [0.025, 0.975])
+    assert expected_score(found.elo.low) == pytest.approx(low, abs=0.005)
+    assert expected_score(found.elo.high) == pytest.approx(high, abs=0.005)
+
+
+def test_a_sweep_is_rated_as_half_a_game_short_of_one() -> None:
+    field = logistic([Game("a", "b", 1.0, str(n)) for n in range(10)])
+    assert field.is_penalised
+    assert field.ratings["a"] - field.ratings["b"] == near(elo(10.5 / 11))
+    difference = field.difference("a", "b")
+    assert difference is not None
+    assert 0 < difference.error < 1000
+
+
+def test_one_that_lost_every_game_leaves_the_others_rated_finitely() -> None:
+    games = four_players()
+    for n in range(5):
+        games += [Game("A", "new", 1.0, f"x{n}"), Game("new", "A", 0.0, f"x{n}")]
+    for field in (logistic(games), rao_kupper(games)):
+        assert field.is_penalised
+        assert min(field.ratings, key=lambda name: field.ratings[name]) == "new"
+        assert all(0 < field.error(name) < 2000 for name in field.ratings)
+
+
+def test_a_ladder_of_clean_sweeps_is_rated_in_its_order() -> None:
+    games = [Game(f"{i:02}", f"{i + 1:02}", 1.0, f"{n},{i}") for n in range(300) for i in range(12)]
+    for field in (logistic(games), rao_kupper(games)):
+        assert list(field.ratings.values()) == sorted(field.ratings.values(), reverse=True)
+        assert field.advantage is None
+        assert field.los("00", "01") != 1
+
+
+def test_draws_alone_are_no_certainty() -> None:
+    field = logistic([Game("a", "b", 0.5, str(n)) for n in range(40)])
+    assert field.ratings == {"a": 0, "b": 0}
+    assert field.error("a") > 10
+    assert rao_kupper([Game("a", "b", 0.5, str(n)) for n in range(40)]).is_penalised
+
+
+def test_groups_that_never_met_are_not_compared() -> None:
+    apart = [Game("a", "b", 1.0, "1"), Game("b", "a", 1.0, "1")]
+    apart += [Game("c", "d", 0.5, "2"), Game("d", "c", 0.0, "2")]
+    field = logistic(apart)
+    assert field.groups == (("a", "b"), ("c", "d"))
+    assert field.difference("a", "c") is None
+    assert field.los("a", "c") is None
+    assert field.los("a", "b") == near(0.5)
+    assert field.ratings["c"] == near(-field.ratings["d"])
+    anchored = logistic(apart, {"b": 100.0, "d": 0.0})
+    assert anchored.groups == (("a", "b", "c", "d"),)
+    assert anchored.difference("a", "c") is not None
+    assert anchored.los("b", "d") is None
+
+
+def test_an_advantage_that_games_cannot_tell_is_left_out() -> None:
+    assert (
+        logistic([Game("a", "b", score, str(n)) for n, score in enumerate((1, 0, 1))]).advantage
+        is None
+    )
+    both = [Game("a", "b", 1, "1"), Game("b", "a", 1, "1"), Game("a", "b", 0, "2")]
+    assert logistic(both).advantage is not None
+
+
+def test_errors_count_pairs_once() -> None:
+    """Games of a pair that end alike are worth one game."""
+    rng = np.random.default_rng(3)
+    scores = rng.integers(0, 2, 60).tolist()
+    single = [Game("a", "b", score, str(n)) for n, score in enumerate(scores)]
+    double = [game for game in single for _ in range(2)]
+    assert logistic(double).error("a") == near(logistic(single).error("a"))
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"0, 0.5 or 1"):
+        logistic([Game("a", "b", 0.7, "1")])
+    with pytest.raises(ValueError, match="two players"):
+        logistic([Game("a", "a", 1, "1")])
+    with pytest.raises(ValueError, match="each, not"):
+        pair_counts([(0.25, 1)])
+    with pytest.raises(ValueError, match="below elo1"):
+        Sprt(5, 5)
+    with pytest.raises(ValueError, match="less than 1"):
+        Sprt(0, 5, 0.6, 0.5)
+    with pytest.raises(ValueError, match="three bins"):
+        Sprt(0, 5, model="bayes_elo").llr((1, 1, 1, 1, 1))
+    with pytest.raises(ValueError, match="no estimate"):
+        Sprt(0, 5, model="cutechess").estimate((1, 1, 1))
+    with pytest.raises(ValueError, match="no finite Elo"):
+        elo(1.0)
+    with pytest.raises(ValueError, match="has a loser"):
+        standings([Outcome("a", "b", 0.5, "1", is_forfeit=True)])
+    with pytest.raises(KeyError):
+        logistic([Game("a", "b", 1, "1")]).error("c")
+
+
+# SPRT as it runs.
+
+
+def test_a_test_says_where_it_stands() -> None:
+    test = Sprt(0, 50)
+    assert test.state((10, 10, 10)) == "continue"
+    assert test.state((20, 20, 60)) == "accept"
+    assert test.state((60, 20, 20)) == "reject"
+
+
+@pytest.mark.parametrize("bins", [(0, 0, 1), (0, 0, 20), (0, 20, 0), (20, 0, 0), (0, 0, 0, 0, 9)])
+@pytest.mark.parametrize("model", ["logistic", "normalized"])
+def test_a_stop_after_few_results_is_estimated_finitely(
+    bins: tuple[int, ...], model: Model
+) -> None:
+    found = Sprt(0, 50, model=model).estimate(bins)
+    assert -2000 <= found.elo.low < found.elo.value < found.elo.high <= 2000
+    assert 0 <= found.los <= 1
+
+
+# Symmetries.
+
+COUNTS = st.lists(st.integers(0, 200), min_size=3, max_size=3) | st.lists(
+    st.integers(0, 60), min_size=5, max_size=5
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(COUNTS.filter(any))
+def test_the_other_player_s_figures_are_the_mirror(bins: list[int]) -> None:
+    one, two = pairwise(bins), pairwise(bins[::-1])
+    assert is_finite(one)
+    assert one.elo.low <= one.elo.value <= one.elo.high
+    for here, there in ((one.elo, two.elo), (one.nelo, two.nelo)):
+        assert here.value == pytest.approx(-there.value, rel=1e-5, abs=1e-4)
+        assert here.low == pytest.approx(-there.high, rel=1e-5, abs=1e-4)
+    assert one.los == pytest.approx(1 - two.los, abs=1e-7)
+
+
+@settings(deadline=None, max_examples=40)
+@given(COUNTS.filter(any), st.sampled_from(["logistic", "normalized"]))
+def test_a_test_is_the_mirror_of_the_other_player_s(bins: list[int], model: Model) -> None:
+    one, two = Sprt(-5, 20, model=model), Sprt(-20, 5, model=model)
+    assert one.llr(bins) == pytest.approx(-two.llr(bins[::-1]), rel=1e-6, abs=1e-7)
+    here, there = one.estimate(bins).elo, two.estimate(bins[::-1]).elo
+    assert here.value == pytest.approx(-there.value, rel=1e-5, abs=1e-4)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(40, 90), min_size=3, max_size=3), st.integers(2, 9))
+def test_more_of_the_same_narrows_by_the_root(bins: list[int], times: int) -> None:
+    one, many = pairwise(bins), pairwise([count * times for count in bins])
+    assert many.elo.value == near(one.elo.value)
+    assert many.nelo.error == near(one.nelo.error / math.sqrt(times))
+
+
+@st.composite
+def fields(draw: st.DrawFn) -> list[Game]:
+    """Pairs among two to five players, with any results."""
+    names = "abcde"[: draw(st.integers(2, 5))]
+    pair = st.tuples(
+        st.permutations(names), st.sampled_from([0, 0.5, 1]), st.sampled_from([0, 0.5, 1])
+    )
+    games = []
+    for n, ((one, two, *_), there, back) in enumerate(
+        draw(st.lists(pair, min_size=1, max_size=25))
+    ):
+        games += [Game(one, two, there, str(n)), Game(two, one, back, str(n))]
+    return games
+
+
+Rate = Callable[[Sequence[Game]], Field]
+
+
+@pytest.mark.parametrize("rate", [logistic, rao_kupper])
+@settings(deadline=None, max_examples=40)
+@given(games=fields())
+def test_a_field_is_finite_and_does_not_hang_on_names_or_order(
+    rate: Rate, games: list[Game]
+) -> None:
+    field = rate(games)
+    assert all(map(math.isfinite, field.ratings.values()))
+    assert all(0 < field.error(name) < 10_000 for name in field.ratings)
+    for group in field.groups:
+        assert sum(field.ratings[name] for name in group) == pytest.approx(0, abs=1e-6)
+    renamed = {name: chr(ord("z") - ord(name) + ord("a")) for name in field.ratings}
+    others = [Game(renamed[g.first], renamed[g.second], g.score, g.cluster) for g in games[::-1]]
+    other = rate(others)
+    for name, rating in field.ratings.items():
+        assert other.ratings[renamed[name]] == pytest.approx(rating, rel=1e-6, abs=1e-4)
+        assert other.error(renamed[name]) == pytest.approx(field.error(name), rel=1e-4)
+
+
+@settings(deadline=None, max_examples=40)
+@given(fields())
+def test_the_field_turned_round_is_the_mirror(games: list[Game]) -> None:
+    field = logistic(games)
+    turned = logistic([game._replace(score=1 - game.score) for game in games])
+    for name, rating in field.ratings.items():
+        assert turned.ratings[name] == pytest.approx(-rating, rel=1e-6, abs=1e-4)
+        assert turned.error(name) == pytest.approx(field.error(name), rel=1e-4)
+
+
+@settings(deadline=None, max_examples=30)
+@given(fields(), st.floats(-3000, 3000))
+def test_anchors_move_the_scale_and_nothing_else(games: list[Game], at: float) -> None:
+    field = logistic(games)
+    name = field.groups[0][0]
+    anchored = logistic(games, {name: at, "who did not play": 7.0})
+    assert anchored.ratings[name] == at
+    for other in field.groups[0]:
+        difference = field.ratings[other] - field.ratings[name]
+        assert anchored.ratings[other] - at == pytest.approx(difference, rel=1e-6, abs=1e-4)
+    assert anchored.groups == field.groups
+
+
+# Tournaments.
+
+
+def test_forfeits_are_apart_and_unrated_games_left_out() -> None:
+    outcomes = [
+        Outcome("a", "b", 1.0, "1"),
+        Outcome("b", "a", 0.0, "1", is_forfeit=True),
+        Outcome("a", "b", 0.0, "2", is_forfeit=True),
+        Outcome("b", "a", 0.5, "2"),
+        Outcome("a", "b", 1.0, "3"),
+        Outcome("b", "a", 1.0, "3", is_rated=False),
+    ]
+    found = standings(outcomes)
+    assert [found.protocol[name].value for name in "ab"] == [0.8, 0.8]
+    (pairing,) = found.pairings
+    assert (pairing.wins, pairing.draws, pairing.losses) == (3, 1, 1)
+    assert pairing.pairs == PairCounts(ld=1, ww=1)
+    assert pairing.best == pairing.by_games
+    (skill,) = found.skill_pairings
+    assert (skill.wins, skill.draws, skill.losses) == (2, 1, 0)
+    assert skill.by_pairs is None
+    assert found.skill.is_penalised
+    assert not found.results.is_penalised
+
+
+def test_a_protocol_score_has_jeffreys_interval() -> None:
+    """Brown, Cai and DasGupta's closed ends, and 9 of 10 by their table's formula."""
+    games = [Outcome("a", "b", 1.0, str(n)) for n in range(10)]
+    assert protocol_scores(games)["a"].high == 1
+    games[0] = games[0]._replace(score=0.0, is_forfeit=True)
+    kept = protocol_scores(games)
+    assert (kept["a"].value, kept["b"].value) == (0.9, 1)
+    assert kept["a"].low == pytest.approx(0.6188, abs=1e-3)
+    assert kept["a"].high == pytest.approx(0.9890, abs=1e-3)
+
+
+def test_one_who_did_not_play_changes_nothing() -> None:
+    outcomes = [Outcome("a", "b", 1.0, "1"), Outcome("b", "a", 0.5, "1")]
+    unrated = Outcome("c", "a", 1.0, "2", is_rated=False)
+    assert standings([*outcomes, unrated]).results.ratings == standings(outcomes).results.ratings
+    assert "c" not in standings([*outcomes, unrated]).protocol
+
+
+@settings(deadline=None, max_examples=30)
+@given(fields())
+def test_pairings_add_up(games: list[Game]) -> None:
+    found = list(pairings([Outcome(*game) for game in games]))
+    assert sum(p.wins + p.draws + p.losses for p in found) == len(games)
+    assert sum(sum(p.pairs) for p in found) == len({game.cluster for game in games})
+    for pairing in found:
+        assert pairing.by_pairs is not None
+        assert pairing.by_pairs.score == pytest.approx(pairing.by_games.score)
+        assert pairing.best == pairing.by_pairs
+
+
+# Coverage, on seeded dice.
+
+
+def trials(seed: int, number: int) -> Iterator[np.random.Generator]:
+    return map(np.random.default_rng, np.random.SeedSequence(seed).generate_state(number).tolist())
+
+
+@pytest.mark.parametrize("shares", [(0.3, 0.2, 0.5), (0.02, 0.03, 0.95), (0.1, 0.8, 0.1)])
+def test_jeffreys_intervals_hold_the_truth(shares: tuple[float, ...]) -> None:
+    """Of eight games, with every count that they can give."""
+    truth, held = elo(shares[2] + shares[1] / 2), 0.0
+    for wins in range(9):
+        for draws in range(9 - wins):
+            counts = (8 - wins - draws, draws, wins)
+            found = pairwise(counts).elo
+            ways = math.comb(8, wins) * math.comb(8 - wins, draws)
+            chance = ways * math.prod(p**n for p, n in zip(shares, counts, strict=True))
+            held += chance * (found.low <= truth <= found.high)
+    assert held > 0.93
+
+
+def test_normal_intervals_hold_the_truth() -> None:
+    shares = (0.1, 0.15, 0.3, 0.25, 0.2)
+    truth = elo(float(np.dot(shares, np.linspace(0, 1, 5))))
+    held = 0
+    for dice in trials(5, 300):
+        found = pairwise(dice.multinomial(60, shares).tolist())
+        assert found.is_normal
+        held += found.elo.low <= truth <= found.elo.high
+    assert 0.92 < held / 300 < 0.98
+
+
+def test_errors_of_a_field_by_pair_hold_the_truth() -> None:
+    """Where a pair's games end alike more often than not, errors of single games would not."""
+    strengths = {"a": 120.0, "b": 0.0, "c": -120.0}
+    held = naive = 0
+    for dice in trials(6, 100):
+        games = []
+        for n in range(90):
+            one, two = ("ab", "bc", "ac")[n % 3]
+            chance = expected_score(strengths[one] - strengths[two])
+            score = int(dice.random() < chance)
+            back = 1 - score if dice.random() < 0.8 else int(dice.random() < 1 - chance)
+            games += [Game(one, two, score, str(n)), Game(two, one, back, str(n))]
+        field = logistic(games)
+        held += abs(field.ratings["a"] - strengths["a"]) < field.error("a")
+        naive += abs(field.ratings["a"] - strengths["a"]) < errors(field, field.fisher)["a"]
+    assert held > 90
+    assert naive < 90
+
+
+def test_a_test_keeps_its_error_rates() -> None:
+    """Under elo0 it accepts about α of the time, and the estimate after the stop is not biased."""
+    test, accepted, above = Sprt(0, 80), 0, 0
+    for dice in trials(7, 100):
+        counts, state = np.zeros(3), test.state((0, 0, 0))
+        while state == "continue":
+            counts += dice.multinomial(10, (0.35, 0.3, 0.35))
+            state = test.state(counts.tolist())
+        accepted += state == "accept"
+        above += test.estimate(counts.tolist()).elo.value > 0
+    assert accepted <= 10
+    assert 35 <= above <= 65
