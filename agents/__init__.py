@@ -19,6 +19,7 @@ from agents.config import (
     LlmConfig,
     OwnAgentConfig,
     RandomConfig,
+    UciConfig,
     build_agent,
     check_agent,
     parse_agent_config,
@@ -26,6 +27,7 @@ from agents.config import (
 from agents.llm import LlmAgent, LlmSettings, charged_seconds, sampling_seed
 from agents.parse import PARSER_VERSION, Answer, Failure, read_answer, read_move
 from agents.prompt import PROMPT_VERSION, ContextNeed, system_prompt
+from agents.uci_agent import UciAgent
 
 __all__ = [
     "AGENT_KINDS",
@@ -52,6 +54,8 @@ __all__ = [
     "RandomConfig",
     "Seat",
     "Turn",
+    "UciAgent",
+    "UciConfig",
     "build_agent",
     "charged_seconds",
     "check_agent",

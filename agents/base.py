@@ -74,6 +74,9 @@ class Attempt:
     detail: str = ""
     """What is wrong, in words that may be shown to the agent."""
     request_id: str = ""
+    eval_cp: int | None = None
+    """What the player itself thinks of its position, in centipawns from its own side; a mate in n
+    is 100,000 - n, against it -100,000 + n. None where it does not say."""
 
 
 @dataclass(frozen=True, slots=True)

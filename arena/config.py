@@ -18,9 +18,12 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from agents import AGENT_KINDS, LlmConfig, parse_agent_config
+from arena.adjudication import AdjudicationRules
+from arena.clock import ClockRules
 from games import Game, Start, load_game, split_game
 from serving import (
     ENGINE_KINDS,
@@ -105,6 +108,70 @@ class PaceSection(Section):
     )
 
 
+class ClockSection(Section):
+    """`[clock]`: time that players have, beside the pace. Without it only `move_limit_seconds`
+    bounds a move."""
+
+    kind: Literal["none", "move", "fischer", "byoyomi"] = Field(
+        "none",
+        description='"move": so long for each move. "fischer": a base and an increment after each '
+        'move. "byoyomi": a base, then periods; a move that fits in one costs nothing. An LLM is '
+        "charged the engine's prefill and decode of all its tries, never a queue or a fault of "
+        "the infrastructure.",
+    )
+    base_seconds: float = Field(
+        60.0, gt=0, le=864_000, description="Of a move, or of a side for the game."
+    )
+    increment_seconds: float = Field(0.0, ge=0, le=86_400, description="Fischer's.")
+    byoyomi_seconds: float = Field(10.0, gt=0, le=86_400, description="One period of byoyomi.")
+    byoyomi_periods: int = Field(1, ge=1, le=1000, strict=True, description="Periods of byoyomi.")
+
+    @property
+    def rules(self) -> ClockRules | None:
+        """None without a clock."""
+        if self.kind == "none":
+            return None
+        return ClockRules(
+            self.kind,
+            self.base_seconds,
+            self.increment_seconds,
+            self.byoyomi_seconds,
+            self.byoyomi_periods,
+        )
+
+    @model_validator(mode="after")
+    def _has_no_idle_key(self) -> "ClockSection":
+        used = {
+            "none": set(),
+            "move": {"base_seconds"},
+            "fischer": {"base_seconds", "increment_seconds"},
+            "byoyomi": {"base_seconds", "byoyomi_seconds", "byoyomi_periods"},
+        }[self.kind]
+        idle = sorted(self.model_fields_set - used - {"kind"})
+        if idle:
+            raise ValueError(f'{idle[0]}: does nothing with kind = "{self.kind}"; take it out')
+        return self
+
+
+class AdjudicationSection(Section):
+    """`[adjudication]`: ending decided games by the scores that the players themselves tell, as UCI
+    engines do. Both must agree."""
+
+    draw_score_cp: int | None = Field(
+        None, ge=0, strict=True, description="Most centipawns of a drawn game; unset: never."
+    )
+    draw_moves: int = Field(8, ge=1, strict=True, description="Moves by each side in a row.")
+    draw_from_ply: int = Field(80, ge=0, strict=True, description="No draw before this ply.")
+    resign_score_cp: int | None = Field(
+        None, ge=1, strict=True, description="Least centipawns of a lost game; unset: never."
+    )
+    resign_moves: int = Field(4, ge=1, strict=True, description="Moves by each side in a row.")
+
+    @property
+    def rules(self) -> AdjudicationRules:
+        return AdjudicationRules(**self.model_dump())
+
+
 class FaultsSection(Section):
     """`[faults]`: what failures are borne."""
 
@@ -173,6 +240,8 @@ class RunConfig(Section):
     )
     tournament: TournamentSection = TournamentSection()
     pace: PaceSection = PaceSection()
+    clock: ClockSection = ClockSection()
+    adjudication: AdjudicationSection = AdjudicationSection()
     faults: FaultsSection = FaultsSection()
     openings: OpeningsSection = OpeningsSection()
     slo: SloSection = SloSection()
@@ -423,6 +492,8 @@ def _short(value: object) -> str:
 _SECTIONS: dict[str, type[BaseModel]] = {
     "tournament": TournamentSection,
     "pace": PaceSection,
+    "clock": ClockSection,
+    "adjudication": AdjudicationSection,
     "faults": FaultsSection,
     "openings": OpeningsSection,
     "slo": SloSection,
@@ -496,6 +567,7 @@ def _check(config: RunConfig) -> None:
             raise ConfigError(
                 f'agents[{index}].engine: no engine is named "{agent.engine}"; engines: {known}'
             )
+    _check_players(config, [choice.name for choice in choices])
     if _num_matches(config) > MAX_MATCHES:
         raise ConfigError(
             f"tournament.pairs: makes {_num_matches(config):,} matches; a run takes at most "
@@ -518,8 +590,28 @@ def _check_queues(config: RunConfig) -> None:
 
 
 def _num_matches(config: RunConfig) -> int:
-    agents, cup = len(config.agents), config.tournament
-    return agents * (agents - 1) * cup.pairs * len(cup.games)
+    players = (_num_players(config, choice.name) for choice in config.games())
+    return sum(number * (number - 1) for number in players) * config.tournament.pairs
+
+
+def _num_players(config: RunConfig, game: str) -> int:
+    return sum(agent.plays(game) for agent in config.agents)
+
+
+def _check_players(config: RunConfig, games: Sequence[str]) -> None:
+    """Every game has two players, and every player a game."""
+    for index, agent in enumerate(config.agents):
+        strange = next((game for game in agent.games or () if game not in games), None)
+        if strange is not None:
+            raise ConfigError(
+                f'agents[{index}].games: "{strange}" is not played; this run plays '
+                + ", ".join(games)
+            )
+    for game in games:
+        if _num_players(config, game) < 2:
+            raise ConfigError(
+                f"tournament.games: {game} has fewer than two players; see the agents' `games`"
+            )
 
 
 _BYTES = re.compile(r"\d*\.?\d+(e\+?\d{1,2})?")

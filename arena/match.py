@@ -8,11 +8,13 @@ import random
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import structlog
 
 from agents import Agent, Attempt, Decision, Fault, Interrupted, Seat, Turn
+from arena.adjudication import AdjudicationRules, adjudicate
+from arena.clock import ClockRules, fell, spent_seconds
 from arena.pace import Pacer, SeatPace
 from arena.progress import Progress
 from arena.schedule import MatchSpec
@@ -47,6 +49,8 @@ class MatchRules:
     move_period_seconds: float
     agent_attempts: int
     max_plies: int | None
+    clock: ClockRules | None = None
+    adjudication: AdjudicationRules = field(default_factory=AdjudicationRules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ class Past:
     row: MatchRow
     plies: Sequence[PlyRow] = ()
     attempts: Sequence[Attempt] = ()
+    evals: Sequence[int | None] = ()
+    """The player's own score of each ply."""
 
 
 class _LeftForResume(Exception):
@@ -90,6 +96,10 @@ class Match:
         # matches that start together do not stay in step
         self._offset = self._dice.uniform(0, rules.move_period_seconds)
         self._ready = 0.0
+        start_s = None if rules.clock is None else rules.clock.start_s
+        self._clocks = [start_s, start_s]
+        """Seconds that each side has left; None without a clock."""
+        self._evals = list(past.evals)
         self._doing = f"game {spec.game}"
         """Whose code runs, for the report of what it raises."""
         self._log = log.bind(match=spec.id)
@@ -126,6 +136,7 @@ class Match:
         self._position: Position = self._game.position(self._spec.start)
         for ply in self._past.plies:
             self._position = self._position.play(ply.move)
+            self._clocks[ply.side] = ply.clock_left_s
         self._ready = time.monotonic()
 
     def _run_again(self, now: float) -> None:
@@ -140,13 +151,21 @@ class Match:
         result = self._position.result()
         if result is None and self._position.ply == self._rules.max_plies:
             result = self._game.adjudicate_ply_cap(self._position)
+        if result is None:
+            first: Side = self._position.side if len(self._evals) % 2 == 0 else self._other_side()
+            names = self._game.side_names
+            result = adjudicate(self._rules.adjudication, self._evals, first, names)
         return result
+
+    def _other_side(self) -> Side:
+        return 1 if self._position.side == 0 else 0
 
     async def _ply(self, due: float) -> Result | None:
         """Play one ply; a result where the player's failure ends the match."""
         position, side = self._position, self._position.side
-        decision = await self._decide(Seat(self._spec.agents[side], side), due)
+        decision, thought_s = await self._decide(Seat(self._spec.agents[side], side), due)
         done = time.monotonic()
+        decision, left_s = self._on_the_clock(decision, thought_s)
         attempts = self._attempt_rows(decision.attempts)
         self._made, self._num_rows = (), 0
         if decision.move is None:
@@ -162,17 +181,35 @@ class Match:
             decision.move,
             position.notation(decision.move, self._game.record_notation),
             after.fen,
-            None,
+            left_s,
             clock.of(self._ready),
             clock.of(due),
             clock.of(done),
         )
         await self._store.commit(row, *attempts)
         self._position, self._ready = after, time.monotonic()
+        self._clocks[side] = left_s
+        self._evals.append(decision.attempts[-1].eval_cp if decision.attempts else None)
         return None
 
-    async def _decide(self, seat: Seat, due: float) -> Decision:
-        """The agent's decision, asked again for as long as only the infrastructure fails."""
+    def _on_the_clock(self, decision: Decision, thought_s: float) -> tuple[Decision, float | None]:
+        """The decision, or the flag's fall in its place, and what is left after it."""
+        rules, left_s = self._rules.clock, self._clocks[self._position.side]
+        if rules is None or left_s is None or decision.move is None:
+            return decision, None
+        tries = (*self._made, *decision.attempts)
+        spent_s = spent_seconds(tries, thought_s)
+        after_s = rules.after(left_s, spent_s)
+        if after_s is not None:
+            return decision, after_s
+        why = fell(tries, spent_s, left_s)
+        *earlier, last = decision.attempts or (Attempt(0, None, None),)
+        late = replace(last, fault=Fault.FLAG_FALL, detail=why)
+        return Decision(None, Fault.FLAG_FALL, (*earlier, late)), None
+
+    async def _decide(self, seat: Seat, due: float) -> tuple[Decision, float]:
+        """The agent's decision, asked again for as long as only the infrastructure fails, and the
+        seconds that it took in the end."""
         player = self._players[seat.side]
         tries = refusals = 0
         while True:
@@ -182,13 +219,14 @@ class Match:
                 self._position,
                 seat,
                 self._rules.agent_attempts,
-                None,
+                self._clocks[seat.side],
                 due,
                 self._made,
             )
             if not player.is_engine_ready():
                 self._suspend("its engine is being started again")
             self._doing = f"agent {seat.agent}"
+            asked = time.monotonic()
             try:
                 decision = await player.agent.choose(turn)
             except EngineError as error:
@@ -196,10 +234,11 @@ class Match:
                 tries, refusals = tries + (not is_refusal), refusals + is_refusal
                 await self._interrupted(error, tries, tries + refusals)
             else:
+                thought_s = time.monotonic() - asked
                 self._check(decision, seat)
                 if self._row.state == "suspended":
                     self._resumed()
-                return decision
+                return decision, thought_s
 
     def _check(self, decision: object, seat: Seat) -> None:
         """What a user's own agent may get wrong is no fault of a player's."""
@@ -313,7 +352,8 @@ class Match:
         )
         fault = attempt.fault.value if attempt.fault else None
         if reply is None:
-            return AttemptRow(*head, fault=fault, detail=storable(attempt.detail))
+            detail = storable(attempt.detail)
+            return AttemptRow(*head, fault=fault, detail=detail, eval_cp=attempt.eval_cp)
         times = reply.timings
         return AttemptRow(
             *head,
@@ -333,6 +373,7 @@ class Match:
             times.decode_s,
             reply.step_requests_mean,
             reply.replica,
+            attempt.eval_cp,
         )
 
 

@@ -39,9 +39,8 @@ def check(config: RunConfig) -> tuple[tuple[MatchSpec, ...], Forecast]:
     for name in config.used_engines():
         check_start(config, name)
     _check_memory(config)
-    for index, agent in enumerate(config.agents):
-        if ":" in agent.kind:
-            _check_own_agent(config, index)
+    for index in range(len(config.agents)):
+        _check_agent(config, index)
     notes = (*_slot_notes(config), *_check_contexts_at_rest(config))
     return specs, _forecast(config, len(specs), notes)
 
@@ -72,6 +71,8 @@ def check_contexts(config: RunConfig, agents: Mapping[str, object]) -> None:
         if not isinstance(agent, LlmAgent):
             continue
         for name, game, ruleset in config.games():
+            if not settings.plays(name):
+                continue
             need = agent.context_need(name, ruleset)
             refusal = need.refusal(config.tournament.max_plies)
             if refusal is not None:
@@ -150,9 +151,11 @@ def _is_hub_id(model: str) -> bool:
     return model.count("/") == 1 and not model.endswith(".gguf") and not Path(model).exists()
 
 
-def _check_own_agent(config: RunConfig, index: int) -> None:
+def _check_agent(config: RunConfig, index: int) -> None:
+    agent = config.agents[index]
+    games = [(game.name, game.ruleset) for game in config.games() if agent.plays(game.name)]
     try:
-        check_agent(config.agents[index])
+        check_agent(agent, games)
     except ValueError as error:
         raise ConfigError(f"agents[{index}].{error}") from None
 

@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from arena.field import Field
 from arena.figures import Figures, label
 from arena.pairwise import Estimate
 from arena.standings import Outcome, Standings, standings
 from arena.store import MatchRow, Records
-from arena.verdicts import verdict_of_run
+from arena.verdicts import saturated_engines, verdict_of_run
+from games import Termination
 
 SCHEMA_VERSION = 1
-FORFEITS = ("forfeit", "flag_fall")
+FORFEITS = (Termination.FORFEIT, Termination.FLAG_FALL)
 """Terminations that are failures at the protocol, not at the game."""
 
 
@@ -30,13 +32,20 @@ def figures_of(records: Records) -> Figures:
 def report(figures: Figures) -> dict[str, Any]:
     """The report of figures."""
     finished = sorted(figures.finished, key=lambda row: row.number)
-    by_game = {game: standings(map(outcome, rows)) for game, rows in _by_game(finished).items()}
+    unrated = unrated_matches(figures)
+    by_game = {
+        game: standings(outcome(row, is_rated=row.id not in unrated) for row in rows)
+        for game, rows in _by_game(finished).items()
+    }
     run = figures.run
     return {
         "schema_version": SCHEMA_VERSION,
         "run": {"name": figures.config["name"], "id": run.id, "created": run.created},
         **figures.fleet(),
-        "results": [result(row, figures.matches[row.id].plies) for row in finished],
+        "results": [
+            {**result(row, figures.matches[row.id].plies), "is_rated": row.id not in unrated}
+            for row in finished
+        ],
         "pairings": [row for game in by_game.items() for row in _pairings(*game)],
         "agents": [figures.agents[key].row() for key in sorted(figures.agents)],
         "engines": [engine.row() for engine in figures.engines.values()],
@@ -63,11 +72,26 @@ def result(row: MatchRow, plies: int) -> dict[str, Any]:
     }
 
 
-def outcome(row: MatchRow) -> Outcome:
+def unrated_matches(figures: Figures) -> set[str]:
+    """Ids of finished matches that say nothing of their players: a flag that fell while the engine
+    behind it was saturated."""
+    fallen = [row for row in figures.finished if row.termination == Termination.FLAG_FALL]
+    if not fallen:
+        return set()
+    saturated = saturated_engines(figures)
+    engines = {agent["name"]: agent.get("engine") for agent in figures.config["agents"]}
+    return {
+        row.id
+        for row in fallen
+        if row.winner is not None and engines.get(row.agents[1 - row.winner]) in saturated
+    }
+
+
+def outcome(row: MatchRow, *, is_rated: bool = True) -> Outcome:
     """What came of a finished match, as the ratings take it."""
     is_forfeit = row.termination in FORFEITS and row.winner is not None
     score = 0.5 if row.winner is None else 1.0 - row.winner
-    return Outcome(*row.agents, score, row.pair_id, is_forfeit)
+    return Outcome(*row.agents, score, row.pair_id, is_forfeit, is_rated)
 
 
 def _by_game(finished: Sequence[MatchRow]) -> dict[str, list[MatchRow]]:
@@ -113,12 +137,20 @@ def _ratings(game: str, rated: Standings) -> dict[str, Any]:
     }
 
 
+def _elo(field: Field, name: str, key: str) -> dict[str, float | None]:
+    """A rating and its error; None of a player without a game that counts."""
+    if name not in field.ratings:
+        return {key: None, f"{key}_error": None}
+    return {key: field.ratings[name], f"{key}_error": field.error(name)}
+
+
 def _standings(
     finished: Sequence[MatchRow], by_game: Mapping[str, Standings]
 ) -> list[dict[str, Any]]:
     """Points per agent and game, 1 for a win and half for a draw, with ratings: `elo` counts
     forfeits as losses, `skill_elo` leaves them out, and `protocol_score` is the share of games not
-    forfeited. Means are 0 in each group of `ratings`; errors are half of 95 % intervals."""
+    forfeited. Unrated games count in the points alone. Means are 0 in each group of `ratings`;
+    errors are half of 95 % intervals."""
     table: dict[tuple[str, str], list[int]] = {}
     for row in finished:
         for side, name in enumerate(row.agents):
@@ -127,7 +159,7 @@ def _standings(
     rows = []
     for (game, name), counts in table.items():
         rated = by_game[game]
-        is_skilled = name in rated.skill.ratings
+        protocol = rated.protocol.get(name)
         rows.append(
             {
                 "name": name,
@@ -137,11 +169,9 @@ def _standings(
                 "draws": counts[1],
                 "losses": counts[2],
                 "points": counts[0] + counts[1] / 2,
-                "elo": rated.results.ratings[name],
-                "elo_error": rated.results.error(name),
-                "skill_elo": rated.skill.ratings[name] if is_skilled else None,
-                "skill_elo_error": rated.skill.error(name) if is_skilled else None,
-                "protocol_score": _estimate(rated.protocol[name]),
+                **_elo(rated.results, name, "elo"),
+                **_elo(rated.skill, name, "skill_elo"),
+                "protocol_score": None if protocol is None else _estimate(protocol),
             }
         )
     return sorted(rows, key=lambda row: (row["game"], -float(str(row["points"])), row["name"]))

@@ -32,12 +32,13 @@ def matches(config: RunConfig) -> tuple[MatchSpec, ...]:
     """
     specs: list[MatchSpec] = []
     games = [(choice.name, choice.ruleset, _shuffled(config, choice)) for choice in config.games()]
-    names = [agent.name for agent in config.agents]
     for index in range(config.tournament.pairs):
-        for first, second in combinations(names, 2):
+        for first, second in combinations(config.agents, 2):
             for game, ruleset, starts in games:
-                start = starts[index % len(starts)]
-                specs += pair(config.seed, game, ruleset, (first, second), index, start)
+                if first.plays(game) and second.plays(game):
+                    start = starts[index % len(starts)]
+                    names = first.name, second.name
+                    specs += pair(config.seed, game, ruleset, names, index, start)
     return tuple(specs)
 
 

@@ -29,8 +29,8 @@ import psutil
 
 from serving import Bucket
 
-SCHEMA_VERSION = 2
-"""1 lacked `telemetry` and the indexes of `matches`."""
+SCHEMA_VERSION = 3
+"""1 lacked `telemetry` and the indexes of `matches`, 2 lacked `attempts.eval_cp`."""
 BUCKETS_KEPT = 3600
 """Of each span of an engine's telemetry; older ones are charted by a coarser span."""
 
@@ -59,7 +59,7 @@ CREATE TABLE attempts(
     reply_text TEXT, finish TEXT, fault TEXT, detail TEXT NOT NULL, prompt_tokens INTEGER,
     cached_tokens INTEGER, completion_tokens INTEGER, submitted REAL, admitted REAL,
     first_token REAL, done REAL, queue_s REAL, prefill_s REAL, decode_s REAL,
-    step_requests_mean REAL, replica TEXT) STRICT;
+    step_requests_mean REAL, replica TEXT, eval_cp INTEGER) STRICT;
 CREATE INDEX attempts_by_ply ON attempts(match_id, ply);
 CREATE TABLE engine_samples(
     engine TEXT NOT NULL, at REAL NOT NULL, source TEXT NOT NULL, steps INTEGER NOT NULL,
@@ -165,6 +165,8 @@ class AttemptRow(NamedTuple):
     decode_s: float | None = None
     step_requests_mean: float | None = None
     replica: str | None = None
+    eval_cp: int | None = None
+    """The player's own view of its position (agents.Attempt)."""
 
 
 class SampleRow(NamedTuple):
@@ -496,9 +498,10 @@ def _taking_up(folder: Path, lock: int) -> Iterator[sqlite3.Connection]:
 def _migrate(db: sqlite3.Connection) -> None:
     """Bring an older run's tables up to date; the caller holds the run."""
     (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version < SCHEMA_VERSION:
+    steps = (_TELEMETRY_SCHEMA, "ALTER TABLE attempts ADD COLUMN eval_cp INTEGER;")[version - 1 :]
+    if steps:
         db.executescript(
-            f"BEGIN; {_TELEMETRY_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+            f"BEGIN; {' '.join(steps)} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
         )
 
 
@@ -625,7 +628,10 @@ def select(
     where: str = "1",
     values: Sequence[object] = (),
 ) -> tuple[_T, ...]:
-    """Rows of one kind; `order` and `where` are SQL of ours, `values` anybody's."""
-    names, table = ", ".join(row._fields), _TABLES[row]
+    """Rows of one kind; `order` and `where` are SQL of ours, `values` anybody's. What an older run
+    has no column for is unknown."""
+    table = _TABLES[row]
+    held = {name for (name,) in db.execute("SELECT name FROM pragma_table_info(?)", (table,))}
+    names = ", ".join(name if name in held else "NULL" for name in row._fields)
     rows = db.execute(f"SELECT {names} FROM {table} WHERE {where} ORDER BY {order}", values)
     return tuple(map(row._make, rows))

@@ -617,7 +617,7 @@ def _standings_table(standings: Sequence[Mapping[str, Any]]) -> Table:
             f"{row['points']:g}",
             _elo(row["elo"], row["elo_error"]),
             _elo(row["skill_elo"], row["skill_elo_error"]),
-            f"{row['protocol_score']['value']:.0%}",
+            "-" if row["protocol_score"] is None else f"{row['protocol_score']['value']:.0%}",
         )
     return table
 

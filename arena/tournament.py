@@ -74,7 +74,16 @@ def resumed_plan(config: RunConfig, records: Records) -> Plan:
     for attempt in records.attempts:
         if attempt.ply == len(plies[attempt.match_id]):
             attempts[attempt.match_id].append(_attempt(attempt))
-    pasts = {row.id: Past(row, plies[row.id], attempts[row.id]) for row in records.matches}
+    evals = {(a.match_id, a.ply): a.eval_cp for a in records.attempts if a.fault is None}
+    pasts = {
+        row.id: Past(
+            row,
+            plies[row.id],
+            attempts[row.id],
+            [evals.get((row.id, ply.ply)) for ply in plies[row.id]],
+        )
+        for row in records.matches
+    }
     return Plan(config, tuple(_spec(row) for row in records.matches), pasts)
 
 
@@ -168,6 +177,8 @@ def _matches(
         config.pace.move_period_seconds,
         config.faults.agent_attempts,
         config.tournament.max_plies,
+        config.clock.rules,
+        config.adjudication.rules,
     )
     games = {spec.game: load_game(spec.game) for spec in plan.specs}
     return (
@@ -373,4 +384,4 @@ def _attempt(row: AttemptRow) -> Attempt:
         )
         reply = Reply(row.reply_text, Finish(row.finish or Finish.STOP), usage, times)
     fault = Fault(row.fault) if row.fault else None
-    return Attempt(row.n, reply, fault, row.detail, row.request_id)
+    return Attempt(row.n, reply, fault, row.detail, row.request_id, row.eval_cp)

@@ -67,6 +67,8 @@ class Termination(StrEnum):
     FORFEIT = "forfeit"  # the agent's own failures used up its budget; `detail` names the last
     FLAG_FALL = "flag_fall"
     RESIGNATION = "resignation"
+    ADJUDICATED_DRAW = "adjudicated_draw"  # by the players' own scores, where the config asks
+    ADJUDICATED_WIN = "adjudicated_win"
 
 
 @dataclass(frozen=True, slots=True)

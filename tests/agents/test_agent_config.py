@@ -13,6 +13,7 @@ from agents import (
     LlmConfig,
     OwnAgentConfig,
     RandomAgent,
+    UciAgent,
     build_agent,
     check_agent,
     parse_agent_config,
@@ -77,7 +78,7 @@ def test_refuses(changes: dict[str, object], key: str, words: str) -> None:
     [
         ({"name": "x"}, "kind: is missing"),
         ({"kind": "gredy", "name": "x"}, 'did you mean "greedy"?'),
-        ({"kind": "alphazero", "name": "x"}, "known kinds: llm, random, greedy"),
+        ({"kind": "alphazero", "name": "x"}, "known kinds: llm, uci, random, greedy"),
         ({"kind": 3, "name": "x"}, "kind: 3 is not known"),
         ({"kind": "no module:", "name": "x"}, "should match pattern"),
     ],
@@ -110,10 +111,11 @@ def test_identity_is_all_that_may_change_play() -> None:
 
 def test_builds_each_kind() -> None:
     engines = {"main": ScriptEngine()}
-    kinds = {"llm": LlmAgent, "random": RandomAgent, "greedy": GreedyAgent}
+    kinds = {"llm": LlmAgent, "random": RandomAgent, "greedy": GreedyAgent, "uci": UciAgent}
     assert set(kinds) == set(AGENT_KINDS)
     for kind, built in kinds.items():
         data = LLM if kind == "llm" else {"kind": kind, "name": "x"}
+        data |= {"command": "stockfish"} if kind == "uci" else {}
         assert isinstance(build_agent(parse_agent_config(data), engines, context()), built)
 
 
