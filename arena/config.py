@@ -147,7 +147,11 @@ class ClockSection(Section):
             "fischer": {"base_seconds", "increment_seconds"},
             "byoyomi": {"base_seconds", "byoyomi_seconds", "byoyomi_periods"},
         }[self.kind]
-        idle = sorted(self.model_fields_set - used - {"kind"})
+        idle = [
+            name
+            for name, field in type(self).model_fields.items()
+            if name != "kind" and name not in used and getattr(self, name) != field.default
+        ]
         if idle:
             raise ValueError(f'{idle[0]}: does nothing with kind = "{self.kind}"; take it out')
         return self

@@ -1,13 +1,15 @@
 """A match pays for its players' failures and never for the infrastructure's."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from agents import Attempt, Decision, Fault, Interrupted, Turn
+from arena.adjudication import AdjudicationRules
+from arena.clock import ClockRules
 from arena.match import MAX_TRIES, Match, MatchRules, Past, Player
 from arena.pace import Pacer
 from arena.progress import Progress
@@ -42,6 +44,7 @@ class Actor:
     """Does what it is told, in order: a move, an error to raise, a fault of its own."""
 
     acts: list[Act]
+    evals: Mapping[str, int] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
 
     async def open(self) -> None: ...
@@ -61,7 +64,8 @@ class Actor:
         if isinstance(act, Fault):
             attempt = Attempt(0, a_reply("x"), act, "no such square", request_id)
             return Decision(None, act, (attempt,))
-        return Decision(act, None, (Attempt(0, a_reply(act), None, "", request_id),))
+        eval_cp = self.evals.get(act)
+        return Decision(act, None, (Attempt(0, a_reply(act), None, "", request_id, eval_cp),))
 
 
 @dataclass
@@ -72,13 +76,17 @@ class Table:
     first: list[Act]
     second: list[Act]
     max_plies: int | None = None
+    clock: ClockRules | None = None
+    adjudication: AdjudicationRules = field(default_factory=AdjudicationRules)
+    evals: dict[str, int] = field(default_factory=dict)
+    """Of the moves that come with a score."""
     pacer: Pacer = field(default_factory=Pacer)
     actors: tuple[Actor, Actor] = field(init=False)
     progress: Progress = field(default_factory=Progress)
     is_engine_ready: Callable[[], bool] = lambda: True
 
     def __post_init__(self) -> None:
-        self.actors = (Actor(self.first), Actor(self.second))
+        self.actors = (Actor(self.first, self.evals), Actor(self.second, self.evals))
 
     async def play(self, past: Past | None = None) -> MatchRow:
         game = load_game("chess")
@@ -94,7 +102,7 @@ class Table:
             Player("ann", self.actors[0], "main", "free", self.is_engine_ready),
             Player("bob", self.actors[1], "main", "free", self.is_engine_ready),
         )
-        rules = MatchRules(7, 0.0, 3, self.max_plies)
+        rules = MatchRules(7, 0.0, 3, self.max_plies, self.clock, self.adjudication)
         match = Match(spec, game, players, rules, store, self.pacer, self.progress, past)
         try:
             return await match.play()
@@ -163,6 +171,69 @@ async def test_an_engine_s_failure_costs_nothing(tmp_path: Path, error: EngineEr
     waits = isinstance(error, Overloaded)
     assert kinds == ([] if waits else ["match_suspended", "match_resumed"])
     assert (row.suspended_s > 0) is not waits
+
+
+async def test_a_clock_is_charged_what_the_engine_reports_and_stands_with_each_ply(
+    tmp_path: Path,
+) -> None:
+    table = Table(
+        tmp_path / "r", ["f2f3", "g2g4"], ["e7e5", "d8h4"], clock=ClockRules("fischer", 5.0, 0.25)
+    )
+    await table.play()
+    assert [ply.clock_left_s for ply in table.records().plies] == [4.25, 4.25, 3.5, 3.5]
+    assert [turn.clock_left_s for turn in table.actors[0].turns] == [5.0, 4.25]
+
+
+async def test_a_flag_that_falls_names_its_cause_and_the_move_does_not_count(
+    tmp_path: Path,
+) -> None:
+    table = Table(tmp_path / "r", ["f2f3", "g2g4"], ["e7e5"], clock=ClockRules("fischer", 1.5))
+    row = await table.play()
+    assert (row.winner, row.termination) == (1, "flag_fall")
+    assert row.detail == (
+        "White ran out of time: its move took 1.00 s (0.50 s prefill, 0.50 s decode), and 0.50 s "
+        "were left"
+    )
+    held = table.records()
+    assert [ply.move for ply in held.plies] == ["f2f3", "e7e5"]
+    assert (held.attempts[-1].fault, held.attempts[-1].reply_text) == ("flag_fall", "g2g4")
+
+
+async def test_the_infrastructures_failures_stop_the_clock(tmp_path: Path) -> None:
+    table = Table(
+        tmp_path / "r",
+        ["f2f3", EngineUnavailable("cut"), EngineUnavailable("cut"), "g2g4"],
+        ["e7e5", "d8h4"],
+        clock=ClockRules("fischer", 2.0),
+    )
+    row = await table.play()
+    assert (row.winner, row.termination) == (1, "checkmate")
+    assert [ply.clock_left_s for ply in table.records().plies] == [1.0, 1.0, 0.0, 0.0]
+
+
+async def test_a_resumed_match_goes_on_with_the_clock_and_the_scores_it_had(
+    tmp_path: Path,
+) -> None:
+    evals = {"e2e4": 600, "e7e5": -700, "g1f3": 800, "b8c6": -900}
+    table = Table(
+        tmp_path / "r",
+        ["e2e4"],
+        ["e7e5"],
+        clock=ClockRules("fischer", 5.0),
+        adjudication=AdjudicationRules(resign_score_cp=500, resign_moves=2),
+        evals=evals,
+    )
+    table.first.append(RequestRejected("left for resume"))
+    assert (await table.play()).state == "suspended"
+    again = replace(table, first=["g1f3"], second=["b8c6"])
+    held = again.records()
+    past = resumed_plan(None, held).pasts["m1"]  # type: ignore[arg-type]
+    assert past.evals == [600, -700]
+    row = await again.play(past)
+    assert (row.winner, row.termination) == (0, "adjudicated_win")
+    assert row.detail is not None
+    assert "both sides saw Black lost by 500 centipawns" in row.detail
+    assert [ply.clock_left_s for ply in again.records().plies] == [4.0, 4.0, 3.0, 3.0]
 
 
 async def test_a_request_that_is_never_taken_leaves_the_match_unfinished(tmp_path: Path) -> None:
