@@ -1,6 +1,7 @@
 """Players: shown a turn, they decide."""
 
 from agents.base import (
+    THOUGHT,
     Agent,
     AgentContext,
     Attempt,
@@ -24,15 +25,17 @@ from agents.config import (
     check_agent,
     parse_agent_config,
 )
-from agents.llm import LlmAgent, LlmSettings, charged_seconds, sampling_seed
+from agents.judge import judge_choice, judge_free, judge_thought
+from agents.llm import LlmAgent, LlmSettings, cannot_think, charged_seconds, sampling_seed
 from agents.parse import PARSER_VERSION, Answer, Failure, read_answer, read_move
 from agents.prompt import PROMPT_VERSION, ContextNeed, system_prompt
-from agents.uci_agent import UciAgent
+from agents.uci_agent import UciAgent, from_uci
 
 __all__ = [
     "AGENT_KINDS",
     "PARSER_VERSION",
     "PROMPT_VERSION",
+    "THOUGHT",
     "Agent",
     "AgentConfig",
     "AgentContext",
@@ -57,8 +60,13 @@ __all__ = [
     "UciAgent",
     "UciConfig",
     "build_agent",
+    "cannot_think",
     "charged_seconds",
     "check_agent",
+    "from_uci",
+    "judge_choice",
+    "judge_free",
+    "judge_thought",
     "parse_agent_config",
     "read_answer",
     "read_move",

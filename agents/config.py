@@ -24,12 +24,13 @@ from agents.base import Agent, AgentContext
 from agents.baseline import GreedyAgent, RandomAgent
 from agents.llm import LlmAgent, LlmSettings
 from agents.parse import PARSER_VERSION
-from agents.prompt import PROMPT_VERSION
+from agents.prompt import PROMPT_VERSION, Mode
 from agents.uci import UciError, UciIdentity, identify, located
 from agents.uci_agent import UciAgent, UciSettings, rules_of
 from serving import Engine
 
 _FREE_MAX_TOKENS = 256
+_THINK_TOKENS = 256
 _UCI_NODES = 10_000
 _OWN_OPTIONS = {
     "threads": "threads",
@@ -93,10 +94,12 @@ class LlmConfig(AgentConfig):
 
     kind: Literal["llm"] = Field(description="A language model on an engine.")
     engine: str = Field(description="The engine it asks, by its name under `[engines]`.")
-    mode: Literal["constrained", "free"] = Field(
+    mode: Mode = Field(
         "constrained",
         description='"constrained": the engine may only answer with a legal move. "free": the '
-        "model writes what it likes and its last line `MOVE: <move>` counts.",
+        'model writes what it likes and its last line `MOVE: <move>` counts. "think": it reasons '
+        "for `think_tokens` at most, then may only answer with a legal move; needs an engine that "
+        "takes token ids (not openai, lmstudio, ollama).",
     )
     persona: str = Field(
         "",
@@ -113,19 +116,19 @@ class LlmConfig(AgentConfig):
         description=f"Tokens of one answer in free mode; unset: {_FREE_MAX_TOKENS}. A constrained "
         "answer is as long as the longest legal move.",
     )
+    think_tokens: int | None = Field(
+        None,
+        ge=1,
+        description=f"Most tokens of one thought in think mode; unset: {_THINK_TOKENS}. A thought "
+        "that is longer is ended there, which is no fault.",
+    )
 
-    @field_validator("mode", mode="before")
+    @field_validator("max_tokens", "think_tokens")
     @classmethod
-    def _is_available(cls, mode: object) -> object:
-        if mode == "think":
-            raise ValueError('mode = "think" is not available yet; write "constrained" or "free"')
-        return mode
-
-    @field_validator("max_tokens")
-    @classmethod
-    def _is_for_free_mode(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None and info.data.get("mode") == "constrained":
-            raise ValueError('it is for mode = "free"; take it out or change the mode')
+    def _is_for_its_mode(cls, value: int | None, info: ValidationInfo) -> int | None:
+        mode = "free" if info.field_name == "max_tokens" else "think"
+        if value is not None and info.data.get("mode", mode) != mode:
+            raise ValueError(f'it is for mode = "{mode}"; take it out or change the mode')
         return value
 
     @property
@@ -136,6 +139,7 @@ class LlmConfig(AgentConfig):
             self.temperature,
             self.top_p,
             self.max_tokens or _FREE_MAX_TOKENS,
+            self.think_tokens or _THINK_TOKENS,
         )
 
 
@@ -240,6 +244,17 @@ class UciConfig(AgentConfig):
         if len(given) > 1:
             raise ValueError(f"{given[1]}: a search has one limit; take out {given[0]} or this")
         return self
+
+    @property
+    def chancy_key(self) -> str | None:
+        """The key by which no two runs are alike; None where moves follow the run's dice alone."""
+        keys = {
+            "skill_level": self.skill_level is not None,
+            "uci_elo": self.uci_elo is not None,
+            "move_time_seconds": self.move_time_seconds is not None,
+            "threads": self.threads > 1,
+        }
+        return next((key for key, is_set in keys.items() if is_set), None)
 
     @property
     def go(self) -> str:

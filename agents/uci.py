@@ -203,6 +203,9 @@ class UciProcess:
         except OSError as error:
             lifeline.close()
             raise UciCrashed(f"cannot be started: {error.strerror}") from None
+        except BaseException:
+            lifeline.close()
+            raise
         engine = cls(process, lifeline)
         try:
             async with asyncio.timeout(START_LIMIT_S):

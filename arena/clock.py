@@ -78,11 +78,13 @@ def _own(attempts: Iterable[Attempt]) -> list[Attempt]:
 
 def fell(attempts: Iterable[Attempt], spent_s: float, left_s: float) -> str:
     """Why a flag fell, in words: the time taken, its parts where they are known, what was left."""
-    times = [try_.reply.timings for try_ in _own(attempts) if try_.reply is not None]
+    own = _own(attempts)
+    times = [try_.reply.timings for try_ in own if try_.reply is not None]
     parts = ""
     if times and all(t.prefill_s is not None and t.decode_s is not None for t in times):
         prefill = sum(t.prefill_s or 0.0 for t in times)
         decode = sum(t.decode_s or 0.0 for t in times)
         parts = f" ({prefill:.2f} s prefill, {decode:.2f} s decode)"
-    tries = f" in {len(times)} tries" if len(times) > 1 else ""
+    num_tries = sum(not try_.is_thought for try_ in own if try_.reply is not None)
+    tries = f" in {num_tries} tries" if num_tries > 1 else ""
     return f"its move took {spent_s:.2f} s{tries}{parts}, and {left_s:.2f} s were left"

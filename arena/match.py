@@ -13,13 +13,14 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from agents import Agent, Attempt, Decision, Fault, Interrupted, Seat, Turn
-from arena.adjudication import AdjudicationRules, adjudicate
+from arena.adjudication import AdjudicationRules
 from arena.clock import ClockRules, fell, spent_seconds
 from arena.pace import Pacer, SeatPace
 from arena.progress import Progress
+from arena.referee import ending, loss
 from arena.schedule import MatchSpec
 from arena.store import AttemptRow, MatchRow, PlyRow, Store, StoreError, storable
-from games import Game, Position, Result, Side, Termination
+from games import Game, Position, Result, Side
 from serving import EngineDead, EngineError, Overloaded, RequestRejected, is_recordable
 
 log = structlog.get_logger()
@@ -88,6 +89,10 @@ class Match:
         self._made = tuple(past.attempts)
         self._num_rows = len(past.attempts)
         """Attempts of the ply under way that are recorded."""
+        self._last_tries: list[AttemptRow] = []
+        """Those that lost the match: they are committed with its result, or asked for again."""
+        self.is_faulty = False
+        """It ended by an engine's crash, or was left for a fault of the infrastructure."""
         self._past = past
         self._paces = tuple(
             SeatPace(rules.move_period_seconds, f"{rules.seed}/{spec.id}/{side}") for side in (0, 1)
@@ -148,17 +153,8 @@ class Match:
         self._mark("running")
 
     def _ending(self) -> Result | None:
-        result = self._position.result()
-        if result is None and self._position.ply == self._rules.max_plies:
-            result = self._game.adjudicate_ply_cap(self._position)
-        if result is None:
-            first: Side = self._position.side if len(self._evals) % 2 == 0 else self._other_side()
-            names = self._game.side_names
-            result = adjudicate(self._rules.adjudication, self._evals, first, names)
-        return result
-
-    def _other_side(self) -> Side:
-        return 1 if self._position.side == 0 else 0
+        rules = self._rules
+        return ending(self._game, self._position, rules.max_plies, rules.adjudication, self._evals)
 
     async def _ply(self, due: float) -> Result | None:
         """Play one ply; a result where the player's failure ends the match."""
@@ -167,10 +163,13 @@ class Match:
         done = time.monotonic()
         decision, left_s = self._on_the_clock(decision, thought_s)
         attempts = self._attempt_rows(decision.attempts)
+        last = _last_words((*self._made, *decision.attempts))
         self._made, self._num_rows = (), 0
         if decision.move is None:
-            self._store.add(*attempts)
-            return _loss(position, decision, self._game)
+            self._last_tries = attempts
+            self.is_faulty = decision.fault is Fault.ENGINE_CRASH
+            assert decision.fault is not None
+            return loss(self._game, position, decision.fault, last)
         self._doing = f"game {self._spec.game}"
         clock = self._store.clock
         after = position.play(decision.move)
@@ -306,7 +305,7 @@ class Match:
             score_second=second,
             ended=self._store.clock.now(),
         )
-        await self._store.commit(self._row)
+        await self._store.commit(self._row, *self._last_tries)
         self._log.info(
             "match_finished",
             termination=self._row.termination,
@@ -317,6 +316,7 @@ class Match:
 
     async def _leave(self, why: str) -> MatchRow:
         """Leave the match unfinished, so that `resume` goes on from its last committed ply."""
+        self.is_faulty = not self._pacer.is_stopping
         is_suspended = self._row.state == "suspended"
         since = self._row.suspended_at if is_suspended else self._store.clock.now()
         self._row = self._row._replace(state="suspended", detail=storable(why), suspended_at=since)
@@ -374,24 +374,11 @@ class Match:
             reply.step_requests_mean,
             reply.replica,
             attempt.eval_cp,
+            storable(reply.reasoning) or None,
         )
 
 
-_ENDINGS = {
-    Fault.FLAG_FALL: (Termination.FLAG_FALL, "ran out of time"),
-    Fault.RESIGNED: (Termination.RESIGNATION, "resigned"),
-}
-
-
-def _loss(position: Position, decision: Decision, game: Game) -> Result:
-    """The result where the side to move has no move to show."""
-    loser = position.side
-    winner: Side = 1 if loser == 0 else 0
-    fault = decision.fault
-    assert fault is not None
-    last = decision.attempts[-1].detail if decision.attempts else ""
-    termination, said = _ENDINGS.get(
-        fault, (Termination.FORFEIT, f"gave no legal move ({fault.value})")
-    )
-    detail = f"{game.side_names[loser]} {said}" + (f": {last}" if last else "")
-    return Result(winner, termination, position.scores(), detail)
+def _last_words(attempts: Sequence[Attempt]) -> str:
+    """What is wrong with the player's own last try of a ply, those before a resume included."""
+    own = [a for a in attempts if a.fault is not None and not a.fault.is_infrastructure]
+    return own[-1].detail if own else ""

@@ -51,8 +51,10 @@ def test_a_resolved_config_reads_back() -> None:
 @pytest.mark.parametrize(
     ("changes", "key", "words"),
     [
-        ({"mode": "think"}, "mode", 'mode = "think" is not available yet'),
-        ({"mode": "wild"}, "mode", "'constrained' or 'free'"),
+        ({"mode": "wild"}, "mode", "'constrained', 'free' or 'think'"),
+        ({"mode": "think", "max_tokens": 9}, "max_tokens", 'it is for mode = "free"'),
+        ({"mode": "free", "think_tokens": 9}, "think_tokens", 'it is for mode = "think"'),
+        ({"mode": "think", "think_tokens": 0}, "think_tokens", "greater than or equal to 1"),
         ({"temprature": 1.0}, "temprature", "Extra inputs"),
         ({"temperature": -1}, "temperature", "greater than or equal to 0"),
         ({"temperature": float("nan")}, "temperature", "finite"),

@@ -85,7 +85,7 @@ def test_no_ply_cap_survives_the_round_trip() -> None:
         ({"tournament": {"games": ["janggi/xiangqi"]}}, r'tournament\.games: .*"xiangqi".*janggi'),
         ({"tournament": {"games": ["chess", "chess"]}}, r"chess/standard is named twice"),
         ({"tournament": {"games": ["janggi/janggi", "janggi"]}}, r"janggi/janggi is named twice"),
-        ({"tournament": {"format": "swiss"}}, r"tournament\.format: is 'swiss'"),
+        ({"tournament": {"format": "arena"}}, r"tournament\.format: is 'arena'"),
         ({"name": "../../etc"}, r"name: is "),
         ({"seed": -1}, r"seed: is -1"),
         ({"pace": {"move_period_seconds": float("nan")}}, r"pace\.move_period_seconds: "),
@@ -112,11 +112,11 @@ def test_no_ply_cap_survives_the_round_trip() -> None:
         (
             {
                 "agents": [
-                    {"name": "a", "kind": "llm", "engine": "main", "mode": "think"},
+                    {"name": "a", "kind": "llm", "engine": "main", "mode": "thinks"},
                     *data()["agents"][1:],
                 ]
             },
-            r"agents\[0\]\.mode: .*think",
+            r"agents\[0\]\.mode: .*'think'",
         ),
         ({"engines": {"main": {"kind": "warp"}}}, r"engines\.main.*'warp'"),
         (

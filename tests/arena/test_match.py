@@ -10,12 +10,13 @@ import pytest
 from agents import Attempt, Decision, Fault, Interrupted, Turn
 from arena.adjudication import AdjudicationRules
 from arena.clock import ClockRules
+from arena.config import parse
 from arena.match import MAX_TRIES, Match, MatchRules, Past, Player
 from arena.pace import Pacer
 from arena.progress import Progress
 from arena.schedule import MatchSpec
 from arena.store import MatchRow, Records, RunRow, Store, read
-from arena.tournament import new_plan, resumed_plan
+from arena.tournament import resumed_plan
 from games import load_game
 from serving import (
     EngineDead,
@@ -29,9 +30,11 @@ from serving import (
     Timings,
     Usage,
 )
+from tests.arena.random_runs import scheduled
 
 FOOLS_MATE = ("f2f3", "e7e5", "g2g4", "d8h4")
 Act = str | Exception | Fault
+CONFIG = parse({"name": "r", "agents": [{"kind": "random", "name": n} for n in ("ann", "bob")]})
 RUN = RunRow("r", "2026-01-01T00:00:00Z", "{}", "d", "{}")
 
 
@@ -94,7 +97,8 @@ class Table:
             "m1", "p1", "chess", "standard", ("ann", "bob"), game.openings("start", "standard")[0]
         )
         if past is None:
-            past = Past(new_plan(None, [spec]).pasts["m1"].row)  # type: ignore[arg-type]
+            row = scheduled(0, spec.agents, (spec.game, spec.ruleset))
+            past = Past(row._replace(id="m1", pair_id="p1", start_fen=spec.start.fen))
             store = Store.create(self.folder, RUN, [past.row])
         else:
             store = Store.resume(self.folder)
@@ -227,7 +231,7 @@ async def test_a_resumed_match_goes_on_with_the_clock_and_the_scores_it_had(
     assert (await table.play()).state == "suspended"
     again = replace(table, first=["g1f3"], second=["b8c6"])
     held = again.records()
-    past = resumed_plan(None, held).pasts["m1"]  # type: ignore[arg-type]
+    past = resumed_plan(CONFIG, held).pasts["m1"]
     assert past.evals == [600, -700]
     row = await again.play(past)
     assert (row.winner, row.termination) == (0, "adjudicated_win")
@@ -312,7 +316,7 @@ async def test_a_stopped_run_leaves_the_match_at_its_last_ply(tmp_path: Path) ->
 
 
 def _past(records: Records) -> Past:
-    return resumed_plan(None, records).pasts["m1"]  # type: ignore[arg-type]
+    return resumed_plan(CONFIG, records).pasts["m1"]
 
 
 async def _resumed(folder: Path, first: Sequence[Act], second: Sequence[Act]) -> Table:

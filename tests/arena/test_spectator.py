@@ -50,7 +50,7 @@ def test_a_run_that_is_over_is_shown_once(
 
 @pytest.mark.parametrize("by", ["folder", "address"])
 def test_a_run_is_watched_to_its_end_from_another_process(by: str, tmp_path: Path) -> None:
-    playing, address = start(tmp_path, max_plies=12, period=0.4)
+    playing, address = start(tmp_path, max_plies=40, period=0.4)
     watched = str(tmp_path / "run") if by == "folder" else address
     done = subprocess.run(
         [*COMMAND, "watch", watched, "--view", "plain"],

@@ -210,6 +210,8 @@ async def as_of_version(folder: Path, version: int, *rows: Row) -> None:
             )
         if version in (1, 2):
             db.execute("ALTER TABLE attempts DROP COLUMN eval_cp")
+        if version in (1, 2, 3):
+            db.execute("ALTER TABLE attempts DROP COLUMN reasoning")
         db.execute(f"PRAGMA user_version = {version}")
 
 
