@@ -180,7 +180,7 @@ def test_agents_can_be_sorted_and_filtered(arena: Arena, visitor: Visitor) -> No
         expect(heading).to_have_attribute("aria-sort", order)
         assert len(set(moves)) > 1
         assert moves == sorted(moves, reverse=order == "descending")
-    page.get_by_label("Filter").fill("dice")
+    page.get_by_label("Filter", exact=True).fill("dice")
     expect(rows(page)).to_have_count(2)
     expect(page.get_by_test_id("agent-count")).to_have_text("2 of 6")
     assert rows(page).get_by_role("button").all_inner_texts() == ["dice", "dice"]
