@@ -54,6 +54,10 @@ _INFRASTRUCTURE = frozenset(
 )
 
 
+THOUGHT = "/think"
+"""Ends the request id of an attempt that asks for reasoning alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Seat:
     """An agent on one side of one match."""
@@ -70,10 +74,19 @@ class Attempt:
     """The agent's tries of this ply, from 0. A retry after an infrastructure fault keeps it."""
     reply: Reply | None
     fault: Fault | None
-    """None: this attempt gave the move."""
+    """None: this attempt gave the move, or a thought."""
     detail: str = ""
     """What is wrong, in words that may be shown to the agent."""
     request_id: str = ""
+    eval_cp: int | None = None
+    """What the player itself thinks of its position, in centipawns from its own side; a mate in n
+    is 100,000 - n, against it -100,000 + n. None where it does not say."""
+
+    @property
+    def is_thought(self) -> bool:
+        """Whether it asked for reasoning and not for a move; without a fault there is an answer to
+        come. Its text is `reply.reasoning`."""
+        return self.request_id.endswith(THOUGHT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,12 @@
-"""A language model as a player, in two modes.
+"""A language model as a player, in three modes.
 
 constrained   The engine may only answer with a legal move. Whatever else comes is the engine's
               failure, and is raised.
 free          The model writes what it likes and `parse` reads it. A failed answer is told what
               was wrong and asked again, up to the turn's budget.
+think         Two questions: the model reasons for at most `think_tokens`, then, with its thought
+              closed by force, answers as in constrained mode. A thought that is cut at its bound is
+              no fault.
 """
 
 import hashlib
@@ -13,8 +16,9 @@ from functools import lru_cache
 
 import structlog
 
-from agents.base import AgentContext, Attempt, Decision, Fault, Interrupted, Turn
-from agents.parse import Failure, read_move
+from agents.base import THOUGHT, AgentContext, Attempt, Decision, Fault, Interrupted, Turn
+from agents.judge import judge_choice, judge_free, judge_thought
+from agents.parse import Failure
 from agents.prompt import (
     COMPLAINT_TOKENS,
     ContextNeed,
@@ -31,13 +35,14 @@ from games import Game, Start, load_game
 from serving import (
     Engine,
     EngineError,
-    Finish,
     Prompt,
     PromptParts,
     Reply,
     Request,
     Sampling,
+    ThinkingTemplate,
     Timings,
+    TokenPrompt,
 )
 
 log = structlog.get_logger()
@@ -56,6 +61,8 @@ class LlmSettings:
     top_p: float = 1.0
     max_tokens: int = 256
     """Of one free answer; a constrained one is as long as the longest legal move."""
+    think_tokens: int = 256
+    """Of one thought."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +104,7 @@ class LlmAgent:
         key = ("primed", self._engine.name, parts.system, parts.persona, parts.lead)
         if key not in self._context.memo:
             self._context.memo[key] = 1
-            await self._engine.prime(self._engine.template.render(parts))
+            await self._engine.prime(self._render(parts))
 
     async def close(self) -> None:
         """Nothing to do: the engine belongs to the run."""
@@ -110,10 +117,24 @@ class LlmAgent:
         """A decision; raises Interrupted for what is the infrastructure's failure."""
         parts = self._parts(turn)
         if self._settings.mode == "constrained":
-            return await self._choose_constrained(turn, parts)
+            return await self._choose_constrained(turn, self._render(parts), ())
+        if self._settings.mode == "think":
+            return await self._think_and_choose(turn, parts)
         return await self._choose_freely(turn, parts)
 
     # prompts
+
+    def _render(self, parts: PromptParts) -> Prompt:
+        if self._settings.mode == "think":
+            return self._thinking_template.open_thought(parts)
+        return self._engine.template.render(parts)
+
+    @property
+    def _thinking_template(self) -> ThinkingTemplate:
+        template = self._engine.template
+        if not isinstance(template, ThinkingTemplate):
+            raise ValueError(cannot_think(self._engine.name))
+        return template
 
     def _parts(self, turn: Turn) -> PromptParts:
         position = turn.position
@@ -169,35 +190,91 @@ class LlmAgent:
                 log.warning(
                     "template_breaks_prefix", engine=self._engine.name, game=name, detail=broken
                 )
-        answer = self._settings.max_tokens + COMPLAINT_TOKENS
-        if mode == "constrained":
-            answer = len(game.longest_move.encode()) + 1
+        answer = len(game.longest_move.encode()) + 1
+        if mode == "free":
+            answer = self._settings.max_tokens + COMPLAINT_TOKENS
         need = ContextNeed(
             prefix_tokens=prefix_tokens(template, parts, mode, usual),
             move_tokens=memo["move_tokens", *key],
             answer_tokens=answer,
             context_tokens=self._engine.limits.context_tokens,
+            thought_tokens=self._thought_tokens(parts) if mode == "think" else 0,
         )
         return _GameView(game, usual, system, need)
 
+    def _thought_tokens(self, parts: PromptParts) -> int:
+        """The longest thought, and what opens and closes one in this template."""
+        template = self._thinking_template
+        thoughtless = template.close_thought(parts, "", 0)
+        assert isinstance(thoughtless, TokenPrompt)
+        around = len(thoughtless.ids) - self._engine.template.count_tokens(parts)
+        return self._settings.think_tokens + max(0, around)
+
     # constrained mode
 
-    async def _choose_constrained(self, turn: Turn, parts: PromptParts) -> Decision:
+    async def _choose_constrained(
+        self, turn: Turn, prompt: Prompt, before: tuple[Attempt, ...]
+    ) -> Decision:
+        """One of the legal moves; `before` was asked for it in the same call."""
         choices = turn.position.legal_moves()
         n, past_tries = _counts(turn.made)
         request = self._request(
             turn,
-            self._engine.template.render(parts),
+            prompt,
             (n, past_tries),
             choices=choices,
             max_tokens=max(map(len, map(str.encode, choices))) + 1,
             deadline_s=self._context.move_limit_seconds,
         )
-        reply = await self._ask(request, n, [])
-        if reply.text in choices:
-            return Decision(reply.text, None, (Attempt(n, reply, None, "", request.id),))
-        fault, detail = _broken_constraint(reply, choices)
-        raise Interrupted((Attempt(n, reply, fault, detail, request.id),))
+        reply = await self._ask(request, n, before)
+        move = judge_choice(reply.text, reply.finish, choices)
+        if isinstance(move, Failure):
+            raise Interrupted((*before, Attempt(n, reply, move.fault, move.detail, request.id)))
+        return Decision(move, None, (*before, Attempt(n, reply, None, "", request.id)))
+
+    # think mode
+
+    async def _think_and_choose(self, turn: Turn, parts: PromptParts) -> Decision:
+        """A thought that was whole when the infrastructure cut off its answer is kept."""
+        made = next((a for a in turn.made if a.is_thought and a.fault is None), None)
+        left = self._seconds_left(turn, ())
+        if made is None and left <= 0:
+            return Decision(None, Fault.FLAG_FALL, ())
+        thought = made or await self._think(turn, parts, left)
+        before = () if thought is made else (thought,)
+        if thought.fault is not None:
+            return Decision(None, thought.fault, before)
+        reasoning = thought.reply.reasoning if thought.reply else ""
+        most = self._settings.think_tokens
+        prompt = self._thinking_template.close_thought(parts, reasoning, most)
+        return await self._choose_constrained(turn, prompt, before)
+
+    async def _think(self, turn: Turn, parts: PromptParts, deadline_s: float) -> Attempt:
+        n, past_tries = _counts(turn.made)
+        template = self._thinking_template
+        asked = self._request(
+            turn,
+            template.open_thought(parts),
+            (n, past_tries),
+            choices=None,
+            max_tokens=self._settings.think_tokens,
+            deadline_s=deadline_s,
+        )
+        seed = stable_hash(f"{asked.sampling.seed}/think") & _SEED_MASK
+        request = replace(
+            asked,
+            id=asked.id + THOUGHT,
+            sampling=replace(asked.sampling, seed=seed),
+            stop=(template.think_end,),
+        )
+        reply = await self._ask(request, n, ())
+        # some engines leave the text that stopped them, and some write on
+        reasoning = reply.text.partition(template.think_end)[0].rstrip()
+        reply = replace(reply, text="", reasoning=reasoning)
+        failure = judge_thought(reply.finish)
+        if failure is not None:
+            return Attempt(n, reply, failure.fault, failure.detail, request.id)
+        return Attempt(n, reply, None, "", request.id)
 
     # free mode
 
@@ -286,6 +363,14 @@ _DECIDES = (Fault.FLAG_FALL, Fault.RESIGNED)
 """Faults of the agent that no further try can mend."""
 
 
+def cannot_think(engine: str) -> str:
+    """The refusal of think mode where a prompt cannot be continued."""
+    return (
+        f'mode: "think" needs an engine that takes token ids, and engine "{engine}" does not; '
+        'write "free" or "constrained", or use a vllm, vllm_server, sglang or llama_server engine'
+    )
+
+
 def sampling_seed(run_seed: int, match_id: str, side: int, ply: int, n: int) -> int:
     """The dice of one try: the same in every run of the same seed, 63 bits.
 
@@ -325,21 +410,9 @@ def _fault_of(error: EngineError) -> Fault:
     return fault if fault.is_infrastructure else Fault.TRANSPORT
 
 
-def _broken_constraint(reply: Reply, choices: tuple[str, ...]) -> tuple[Fault, str]:
-    text = reply.text
-    if reply.finish is Finish.DEADLINE:
-        return Fault.STALLED, f"the time limit passed before the answer was whole: {text[:80]!r}"
-    if any(choice.startswith(text) for choice in choices):
-        return Fault.CUT_SHORT, f"the engine ended the answer inside a move: {text!r}"
-    return Fault.CONSTRAINT_IGNORED, f"the engine answered what was no choice: {text[:80]!r}"
-
-
 def _judge(turn: Turn, reply: Reply, n: int, request_id: str) -> tuple[Attempt, str | None]:
     """A free answer as an attempt, with the move where it gives one."""
-    if reply.finish is Finish.DEADLINE:
-        detail = "it was still being written when the time for the move was over"
-        return Attempt(n, reply, Fault.FLAG_FALL, detail, request_id), None
-    move = read_move(reply.text, turn.position, is_cut=reply.finish is Finish.LENGTH)
+    move = judge_free(reply.text, reply.finish, turn.position, reply.reasoning)
     if isinstance(move, Failure):
         return Attempt(n, reply, move.fault, move.detail, request_id), None
     return Attempt(n, reply, None, "", request_id), move

@@ -23,6 +23,7 @@ _THINKING_ENDS = "</think>"
 _THINKING_BEGINS = "<think>"
 
 RESIGN = "resign"
+ENDLESS_THOUGHT = "the thinking used up all its tokens and came to no answer; think less"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,9 @@ def read_answer(text: str, *, is_cut: bool) -> Answer | Failure:
     before, ended, after = text.rpartition(_THINKING_ENDS)
     spoken = after if ended else before + after
     if _THINKING_BEGINS in spoken:
-        return _missing(Fault.UNPARSABLE, "the thinking never ended", is_cut)
+        if is_cut:
+            return Failure(Fault.TRUNCATED, ENDLESS_THOUGHT)
+        return Failure(Fault.UNPARSABLE, "the thinking never ended")
     lines = spoken.splitlines()
     if is_cut and lines and not spoken.endswith(("\n", "\r")):
         last = lines.pop()

@@ -20,7 +20,7 @@ from serving import PromptParts, Template
 PROMPT_VERSION = 1
 """Grows with every change of a text below: records of different versions do not compare."""
 
-Mode = Literal["constrained", "free"]
+Mode = Literal["constrained", "free", "think"]
 
 COMPLAINT_BYTES = 480
 """Most UTF-8 bytes of a retry's complaint."""
@@ -112,6 +112,7 @@ _LEADS: dict[str, str] = {
         "Think as briefly as you can. End your answer with the next move on a line of its own, in "
         "this form:\nMOVE: <move>\n"
     ),
+    "think": ("Think as briefly as you can. Then answer with the next move and nothing else.\n"),
 }
 
 
@@ -189,16 +190,18 @@ class ContextNeed:
     """The longest answer, and in free mode a complaint."""
     context_tokens: int
     """What the engine holds."""
+    thought_tokens: int = 0
+    """The longest thought before the answer, and what opens and closes it."""
 
     @property
     def window(self) -> int:
         """Moves that fit; less than 1 where not even one does."""
-        left = self.context_tokens - self.prefix_tokens - self.answer_tokens
-        return left // self.move_tokens
+        return (self.context_tokens - self.tokens(0)) // self.move_tokens
 
     def tokens(self, plies: int) -> int:
         """What a request after `plies` moves may need."""
-        return self.prefix_tokens + plies * self.move_tokens + self.answer_tokens
+        around = self.prefix_tokens + self.thought_tokens + self.answer_tokens
+        return around + plies * self.move_tokens
 
     def refusal(self, max_plies: int | None) -> str | None:
         """None if a game of `max_plies` fits, or, without a cap, if it can be re-based; else one
@@ -208,9 +211,13 @@ class ContextNeed:
             return None
         can_shorten = max_plies is not None and self.window > 0
         remedy = f", or lower max_plies to {self.window}" if can_shorten else ""
+        thought = ""
+        if self.thought_tokens:
+            thought = f"{self.thought_tokens} for a thought, "
+            remedy = f", or lower think_tokens{remedy}"
         return (
             f"a game of {plies} plies may need {self.tokens(plies)} tokens "
-            f"({self.prefix_tokens} before the moves, {self.move_tokens} a move, "
+            f"({self.prefix_tokens} before the moves, {self.move_tokens} a move, {thought}"
             f"{self.answer_tokens} for the answer) and context_tokens is {self.context_tokens}: "
             f"raise context_tokens to {self.tokens(plies)}{remedy}"
         )

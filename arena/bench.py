@@ -322,9 +322,9 @@ class _Played(NamedTuple):
 async def _play(
     config: RunConfig, folder: Path, seconds: float | None, *, is_shown: bool
 ) -> _Played:
-    specs, _ = preflight.check(config)
-    plan = tournament.new_plan(config, specs)
-    rows = [plan.pasts[spec.id].row for spec in specs]
+    preflight.check(config)
+    plan = tournament.new_plan(config)
+    rows = [plan.pasts[spec.id].row for spec in plan.specs]
     run = RunRow("bench", "", config.to_json(), config.digest, "{}")
     opened = Store.create(folder / "run", run, rows)
     pacer = Pacer()

@@ -74,9 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     for add in (
         _add_run,
         _add_resume,
+        _add_stop,
         _add_watch,
         _add_validate,
         _add_report,
+        _add_replay,
         _add_compare,
         _add_plan,
         _add_simulate,
@@ -101,8 +103,21 @@ def _add_run(commands: Any) -> None:
 def _add_resume(commands: Any) -> None:
     resume = commands.add_parser("resume", help="go on with a run from its last committed plies")
     resume.add_argument("dir", type=Path, help="a run's folder")
+    _add_set(resume)
     _add_show(resume)
     resume.set_defaults(command="resume")
+
+
+def _add_stop(commands: Any) -> None:
+    stop = commands.add_parser("stop", help="ask the process that plays a run to stop")
+    stop.add_argument("dir", type=Path, help="a run's folder")
+    stop.add_argument(
+        "--after",
+        choices=("games", "plies"),
+        default="games",
+        help="let the games that are being played end, or only their current plies",
+    )
+    stop.set_defaults(command="stop")
 
 
 def _add_watch(commands: Any) -> None:
@@ -133,7 +148,18 @@ def _add_report(commands: Any) -> None:
     form.add_argument(
         "--html", type=Path, metavar="F", help="write one self-contained page with charts and games"
     )
+    form.add_argument("--pgn", type=Path, metavar="F", help="write the chess games, pair by pair")
+    form.add_argument("--csv", type=Path, metavar="DIR", help="write one CSV file a table")
     show.set_defaults(command="report")
+
+
+def _add_replay(commands: Any) -> None:
+    again = commands.add_parser(
+        "replay", help="judge a run's stored replies again: parser, rules and ratings, no engine"
+    )
+    again.add_argument("dir", type=Path, help="a run's folder")
+    again.add_argument("--json", action="store_true", help="print one JSON object")
+    again.set_defaults(command="replay")
 
 
 def _add_compare(commands: Any) -> None:

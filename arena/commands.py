@@ -25,6 +25,7 @@ from arena import (
     plan,
     plan_page,
     preflight,
+    replay,
     report,
     runner,
     shape_bench,
@@ -33,10 +34,13 @@ from arena import (
     simulate_fleet,
     simulate_page,
     spectator,
+    stopping,
     store,
+    tables,
     terminal,
 )
 from arena import config as configs
+from arena import records as games
 from arena.config import ConfigError, RunConfig
 from arena.dashboard.guard import TOKEN_VARIABLE, Binding, parse_binding
 from arena.dashboard.server import DashboardError
@@ -60,7 +64,14 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _resume(parsed: argparse.Namespace) -> int:
-    return _conclude(parsed.dir, runner.run_loop(runner.resume(parsed.dir, _show_of(parsed))))
+    going_on = runner.resume(parsed.dir, _show_of(parsed), parsed.set)
+    return _conclude(parsed.dir, runner.run_loop(going_on))
+
+
+def _stop(parsed: argparse.Namespace) -> int:
+    pid = stopping.stop(parsed.dir, parsed.after)
+    print(f"process {pid} ends after its current {parsed.after}", file=sys.stderr)
+    return OK
 
 
 def _show_of(parsed: argparse.Namespace) -> Show:
@@ -126,7 +137,7 @@ def _conclude(folder: Path, outcome: runner.Outcome) -> int:
 
 def _validate(parsed: argparse.Namespace) -> int:
     config = configs.load(parsed.config, parsed.set)
-    _, forecast = preflight.check(config)
+    forecast = preflight.check(config)
     if parsed.json:
         _print_json(
             {
@@ -145,7 +156,8 @@ def _validate(parsed: argparse.Namespace) -> int:
         if forecast.seconds is None
         else f"about {forecast.seconds:,.0f} s if every seat keeps the pace"
     )
-    print(f"{config.name}: {forecast.matches} matches")
+    bound = "at most " if config.can_grow else ""
+    print(f"{config.name}: {bound}{forecast.matches} matches")
     print(f"requests at most: {requests}")
     print(f"duration: {seconds}")
     for note in forecast.notes:
@@ -157,12 +169,28 @@ def _report(parsed: argparse.Namespace) -> int:
     records = store.read(parsed.dir)
     if parsed.html is not None:
         page.write(parsed.html, records)
-        print(f"written: {parsed.html}", file=sys.stderr)
+    elif parsed.pgn is not None:
+        games.write_pgn(parsed.pgn, records)
+    elif parsed.csv is not None:
+        tables.write(parsed.csv, records)
     elif parsed.json:
         _print_json(report.build(records))
     else:
         terminal.print_report(report.build(records), sys.stdout)
+    written = parsed.html or parsed.pgn or parsed.csv
+    if written is not None:
+        print(f"written: {written}", file=sys.stderr)
     return OK
+
+
+def _replay(parsed: argparse.Namespace) -> int:
+    result = replay.build(store.read(parsed.dir))
+    if parsed.json:
+        _print_json(result)
+    else:
+        for line in replay.lines(result):
+            print(line)
+    return OK if result["is_same"] else CHECK_FAILED
 
 
 def _compare(parsed: argparse.Namespace) -> int:
@@ -427,9 +455,11 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     for name, command in {
         "run": _run,
         "resume": _resume,
+        "stop": _stop,
         "watch": _watch,
         "validate": _validate,
         "report": _report,
+        "replay": _replay,
         "compare": _compare,
         "plan": _plan,
         "simulate": _simulate,

@@ -18,9 +18,13 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
-from agents import AGENT_KINDS, LlmConfig, parse_agent_config
+from agents import AGENT_KINDS, AgentConfig, LlmConfig, parse_agent_config
+from arena.adjudication import AdjudicationRules
+from arena.clock import ClockRules
+from arena.sprt import Model, Sprt
 from games import Game, Start, load_game, split_game
 from serving import (
     ENGINE_KINDS,
@@ -55,8 +59,12 @@ class PromptSection(Section):
 class TournamentSection(Section):
     """`[tournament]`: who plays whom at what."""
 
-    format: Literal["round_robin"] = Field(
-        "round_robin", description="Every agent meets every other."
+    format: Literal["round_robin", "gauntlet", "swiss", "knockout", "sprt", "ladder"] = Field(
+        "round_robin",
+        description='"round_robin": every agent meets every other. "gauntlet": the challengers '
+        'meet all others. "swiss": rounds of players with like points. "knockout": who loses a '
+        'tie is out. "sprt": two agents until `[sprt]` decides. "ladder": each agent meets the '
+        "anchor nearest to its rating so far. Each game is a tournament of its own.",
     )
     games: tuple[str, ...] = Field(
         ("chess",),
@@ -68,8 +76,33 @@ class TournamentSection(Section):
         1,
         ge=1,
         strict=True,
-        description="Pairs per pairing and game. A pair is two matches on one opening with the "
-        "sides swapped.",
+        description="Pairs per pairing and game; of a ladder per agent. A pair is two matches on "
+        "one opening with the sides swapped.",
+    )
+    challengers: tuple[str, ...] | None = Field(
+        None, min_length=1, description="A gauntlet's; unset: the first agent."
+    )
+    rounds: int | None = Field(
+        None,
+        ge=1,
+        strict=True,
+        description="Of a Swiss tournament; unset: as many as a knock-out would have.",
+    )
+    sudden_death_pairs: int = Field(
+        4,
+        ge=0,
+        strict=True,
+        description="More pairs, one by one, for a knock-out's tie that is level, until one leads; "
+        "after them the higher seed goes on. Seeds are the order of the agents.",
+    )
+    anchors: Mapping[str, float] = Field(
+        default_factory=dict,
+        description="Agents whose ratings are held fixed, in Elo; a ladder is played against them.",
+    )
+    null_pairing: bool | str = Field(
+        False,
+        description="An agent that also meets itself under a second name, as often as a pairing "
+        "is played: the noise floor. true: the first agent.",
     )
     parallel_matches: int = Field(
         8,
@@ -90,6 +123,37 @@ class TournamentSection(Section):
         return None if value == 0 and not isinstance(value, bool) else value
 
 
+class SprtSection(Section):
+    """`[sprt]`: a pairing ends as soon as it is decided whether the first-named agent is `elo1`
+    better than the other rather than `elo0`. For the formats sprt, round_robin and gauntlet."""
+
+    elo0: float = Field(description="Elo by which it is better where the test rejects.")
+    elo1: float = Field(description="Elo by which it is better where the test accepts.")
+    alpha: float = Field(0.05, gt=0, lt=1, description="Chance to accept where elo0 is true.")
+    beta: float = Field(0.05, gt=0, lt=1, description="Chance to reject where elo1 is true.")
+    model: Literal["logistic", "normalized", "bayeselo"] = Field(
+        "logistic",
+        description='What elo0 and elo1 are. "logistic" and "normalized" test by pairs, "bayeselo" '
+        "by single games.",
+    )
+    max_pairs: int = Field(
+        1000, ge=1, strict=True, description="Pairs of a pairing at most, in place of `pairs`."
+    )
+
+    @property
+    def test(self) -> Sprt:
+        model: Model = "bayes_elo" if self.model == "bayeselo" else self.model
+        return Sprt(self.elo0, self.elo1, self.alpha, self.beta, model)
+
+    @model_validator(mode="after")
+    def _makes_a_test(self) -> "SprtSection":
+        if not self.elo0 < self.elo1:
+            raise ValueError(f"elo1: must be above elo0, which is {self.elo0:g}")
+        if not self.alpha + self.beta < 1:
+            raise ValueError("beta: alpha and beta must add up to less than 1")
+        return self
+
+
 class PaceSection(Section):
     """`[pace]`: how often a seat moves."""
 
@@ -103,6 +167,74 @@ class PaceSection(Section):
     move_limit_seconds: float = Field(
         30.0, gt=0, le=86_400, description="Seconds after admission until a request is given up."
     )
+
+
+class ClockSection(Section):
+    """`[clock]`: time that players have, beside the pace. Without it only `move_limit_seconds`
+    bounds a move."""
+
+    kind: Literal["none", "move", "fischer", "byoyomi"] = Field(
+        "none",
+        description='"move": so long for each move. "fischer": a base and an increment after each '
+        'move. "byoyomi": a base, then periods; a move that fits in one costs nothing. An LLM is '
+        "charged the engine's prefill and decode of all its tries, never a queue or a fault of "
+        "the infrastructure.",
+    )
+    base_seconds: float = Field(
+        60.0, gt=0, le=864_000, description="Of a move, or of a side for the game."
+    )
+    increment_seconds: float = Field(0.0, ge=0, le=86_400, description="Fischer's.")
+    byoyomi_seconds: float = Field(10.0, gt=0, le=86_400, description="One period of byoyomi.")
+    byoyomi_periods: int = Field(1, ge=1, le=1000, strict=True, description="Periods of byoyomi.")
+
+    @property
+    def rules(self) -> ClockRules | None:
+        """None without a clock."""
+        if self.kind == "none":
+            return None
+        return ClockRules(
+            self.kind,
+            self.base_seconds,
+            self.increment_seconds,
+            self.byoyomi_seconds,
+            self.byoyomi_periods,
+        )
+
+    @model_validator(mode="after")
+    def _has_no_idle_key(self) -> "ClockSection":
+        used = {
+            "none": set(),
+            "move": {"base_seconds"},
+            "fischer": {"base_seconds", "increment_seconds"},
+            "byoyomi": {"base_seconds", "byoyomi_seconds", "byoyomi_periods"},
+        }[self.kind]
+        idle = [
+            name
+            for name, field in type(self).model_fields.items()
+            if name != "kind" and name not in used and getattr(self, name) != field.default
+        ]
+        if idle:
+            raise ValueError(f'{idle[0]}: does nothing with kind = "{self.kind}"; take it out')
+        return self
+
+
+class AdjudicationSection(Section):
+    """`[adjudication]`: ending decided games by the scores that the players themselves tell, as UCI
+    engines do. Both must agree."""
+
+    draw_score_cp: int | None = Field(
+        None, ge=0, strict=True, description="Most centipawns of a drawn game; unset: never."
+    )
+    draw_moves: int = Field(8, ge=1, strict=True, description="Moves by each side in a row.")
+    draw_from_ply: int = Field(80, ge=0, strict=True, description="No draw before this ply.")
+    resign_score_cp: int | None = Field(
+        None, ge=1, strict=True, description="Least centipawns of a lost game; unset: never."
+    )
+    resign_moves: int = Field(4, ge=1, strict=True, description="Moves by each side in a row.")
+
+    @property
+    def rules(self) -> AdjudicationRules:
+        return AdjudicationRules(**self.model_dump())
 
 
 class FaultsSection(Section):
@@ -123,6 +255,20 @@ class FaultsSection(Section):
     restart_limit: int = Field(
         3, ge=0, strict=True, description="Restarts of one engine in one run."
     )
+    probe: bool = Field(
+        True,
+        strict=True,
+        description="Ask every player that is not built in for one move before the first game; the "
+        "run is not begun where one cannot answer.",
+    )
+    max_fault_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="The run stops, resumable, once more than this share of the last 50 games, 10 "
+        "at least, ended by a UCI engine's crash or were left for a fault of the infrastructure. "
+        "1: never.",
+    )
 
 
 class OpeningsSection(Section):
@@ -137,6 +283,18 @@ class OpeningsSection(Section):
         None,
         description='Janggi set-ups: "all" 16, or a list such as ["HEEH/HEHE"] (Cho\'s, then '
         "Han's, each from its own left). Without it janggi follows `book`.",
+    )
+    order: Literal["shuffled", "book"] = Field(
+        "shuffled", description='"shuffled" by dice, or as they stand in the book.'
+    )
+    seed: int | None = Field(
+        None, ge=0, lt=2**63, strict=True, description="Of the shuffling; unset: the run's."
+    )
+    start: int = Field(
+        0, ge=0, strict=True, description="Openings of that order to begin after; 0: the first."
+    )
+    plies: int | None = Field(
+        None, ge=1, strict=True, description="Where a PGN book's games are cut; unset: their ends."
     )
 
 
@@ -172,7 +330,10 @@ class RunConfig(Section):
         min_length=2, description="The players; the keys depend on `kind`."
     )
     tournament: TournamentSection = TournamentSection()
+    sprt: SprtSection | None = Field(None, description="Early stop; see `[sprt]`.")
     pace: PaceSection = PaceSection()
+    clock: ClockSection = ClockSection()
+    adjudication: AdjudicationSection = AdjudicationSection()
     faults: FaultsSection = FaultsSection()
     openings: OpeningsSection = OpeningsSection()
     slo: SloSection = SloSection()
@@ -222,6 +383,69 @@ class RunConfig(Section):
         """The games of the tournament; ConfigError for one that is not known."""
         return tuple(game_of(text) for text in self.tournament.games)
 
+    @property
+    def null_agent(self) -> str | None:
+        """Who also meets itself."""
+        asked = self.tournament.null_pairing
+        return asked if isinstance(asked, str) else None
+
+    @property
+    def players(self) -> tuple[AgentConfig, ...]:
+        """The agents, and the second name of the one that also meets itself."""
+        agents: tuple[AgentConfig, ...] = self.agents
+        twins = (agent for agent in agents if agent.name == self.null_agent)
+        return agents + tuple(
+            agent.model_copy(update={"name": null_name(agent.name)}) for agent in twins
+        )
+
+    def entrants(self, game: str) -> tuple[str, ...]:
+        """Names of the agents that play a game, in order."""
+        return tuple(agent.name for agent in self.agents if agent.plays(game))
+
+    @property
+    def challengers(self) -> tuple[str, ...]:
+        """A gauntlet's."""
+        return self.tournament.challengers or (self.agents[0].name,)
+
+    def rounds(self, game: str) -> int:
+        """Of a Swiss tournament."""
+        return self.tournament.rounds or (len(self.entrants(game)) - 1).bit_length()
+
+    @property
+    def pairs_a_pairing(self) -> int:
+        """At most."""
+        return self.tournament.pairs if self.sprt is None else self.sprt.max_pairs
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether matches are added as results come in."""
+        return self.sprt is not None or self.tournament.format in ("swiss", "knockout", "ladder")
+
+    @property
+    def most_matches(self) -> int:
+        """Matches that the run may come to."""
+        return 2 * sum(self._most_pairs(choice.name) for choice in self.games())
+
+    def _most_pairs(self, game: str) -> int:
+        asked, names = self.tournament, self.entrants(game)
+        count, pairs = len(names), self.pairs_a_pairing
+        null = pairs if self.null_agent in names else 0
+        if asked.format == "gauntlet":
+            challengers = sum(name in self.challengers for name in names)
+            return challengers * (count - challengers) * pairs + null
+        if asked.format == "swiss":
+            return self.rounds(game) * (count // 2) * pairs + null
+        if asked.format == "knockout":
+            return (count - 1) * (pairs + asked.sudden_death_pairs) + null
+        if asked.format == "ladder":
+            return sum(name not in asked.anchors for name in names) * pairs + null
+        return count * (count - 1) // 2 * pairs + null
+
+
+def null_name(agent: str) -> str:
+    """An agent's second name, under which it meets itself."""
+    return f"{agent} (null)"
+
 
 class GameChoice(NamedTuple):
     """A game as the tournament plays it."""
@@ -251,9 +475,11 @@ def openings_of(config: RunConfig, game: Game, ruleset: str) -> tuple[Start, ...
     """The starts that a game of this run draws from; ConfigError where the book cannot serve."""
     book, setups = config.openings.book, config.openings.janggi_setups
     by_setup = game.name == "janggi" and setups is not None
+    plies = None if by_setup else config.openings.plies
+    cut = {} if plies is None else {"plies": plies}
     try:
-        starts = game.openings("builtin" if by_setup else book, ruleset)
-    except (ValueError, OSError) as error:
+        starts = game.openings("builtin" if by_setup else book, ruleset, **cut)
+    except (ValueError, OSError, TypeError) as error:
         told = getattr(error, "strerror", None) or str(error)
         hint = '; give janggi its own by janggi_setups = "all"' if game.name == "janggi" else ""
         raise ConfigError(f"openings.book: {book}: {told}{hint}") from None
@@ -282,6 +508,14 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         return parse(data, path.parent)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def changed(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """The config with `key=value` overrides; ConfigError says what is wrong."""
+    data = config.to_data()
+    for override in overrides:
+        _override(data, override)
+    return parse(data)
 
 
 def load_fake_server(path: Path | None, overrides: Sequence[str]) -> FakeConfig:
@@ -346,6 +580,9 @@ def parse(data: Mapping[str, Any], folder: Path = Path()) -> RunConfig:
             "openings": _anchor_book(config.openings, folder),
         }
     )
+    if config.tournament.null_pairing is True:
+        named = config.tournament.model_copy(update={"null_pairing": agents[0].name})
+        config = config.model_copy(update={"tournament": named})
     _check(config)
     return config
 
@@ -422,7 +659,10 @@ def _short(value: object) -> str:
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "tournament": TournamentSection,
+    "sprt": SprtSection,
     "pace": PaceSection,
+    "clock": ClockSection,
+    "adjudication": AdjudicationSection,
     "faults": FaultsSection,
     "openings": OpeningsSection,
     "slo": SloSection,
@@ -496,16 +736,23 @@ def _check(config: RunConfig) -> None:
             raise ConfigError(
                 f'agents[{index}].engine: no engine is named "{agent.engine}"; engines: {known}'
             )
-    if _num_matches(config) > MAX_MATCHES:
+    _check_players(config, [choice.name for choice in choices])
+    _check_format(config)
+    if config.openings.plies is not None and not config.openings.book.lower().endswith(".pgn"):
         raise ConfigError(
-            f"tournament.pairs: makes {_num_matches(config):,} matches; a run takes at most "
-            f"{MAX_MATCHES:,}"
+            f"openings.plies: cuts the games of a PGN book, and openings.book is "
+            f'"{config.openings.book}"; take it out'
+        )
+    if config.most_matches > MAX_MATCHES:
+        key = "tournament.pairs" if config.sprt is None else "sprt.max_pairs"
+        raise ConfigError(
+            f"{key}: makes {config.most_matches:,} matches; a run takes at most {MAX_MATCHES:,}"
         )
     _check_queues(config)
 
 
 def _check_queues(config: RunConfig) -> None:
-    matches = min(config.tournament.parallel_matches, _num_matches(config))
+    matches = min(config.tournament.parallel_matches, config.most_matches)
     for name in config.used_engines():
         engine = config.engine(name)
         room = engine.max_concurrent + engine.max_queued
@@ -517,9 +764,91 @@ def _check_queues(config: RunConfig) -> None:
             )
 
 
-def _num_matches(config: RunConfig) -> int:
-    agents, cup = len(config.agents), config.tournament
-    return agents * (agents - 1) * cup.pairs * len(cup.games)
+def _check_format(config: RunConfig) -> None:
+    """What a format needs is there, and nothing is asked of it that it has no use for."""
+    asked, names = config.tournament, [agent.name for agent in config.agents]
+    named = {"challengers": asked.challengers or (), "anchors": asked.anchors}
+    if isinstance(asked.null_pairing, str):
+        named["null_pairing"] = (asked.null_pairing,)
+    for key, known in named.items():
+        strange = next((name for name in known if name not in names), None)
+        if strange is not None:
+            raise ConfigError(
+                f'tournament.{key}: no agent is named "{strange}"; agents: {", ".join(names)}'
+            )
+    if config.null_agent is not None and null_name(config.null_agent) in names:
+        raise ConfigError(
+            f'tournament.null_pairing: its second name is "{null_name(config.null_agent)}", which '
+            "an agent has; rename that"
+        )
+    _check_idle_keys(asked)
+    _check_test(config)
+    for game in (choice.name for choice in config.games()):
+        entrants = config.entrants(game)
+        fixed, ones = {
+            "gauntlet": ("challengers", config.challengers),
+            "ladder": ("anchors", asked.anchors),
+        }.get(asked.format, ("", entrants[:1]))
+        num_fixed = sum(name in ones for name in entrants)
+        if not 0 < num_fixed < len(entrants):
+            raise ConfigError(
+                f"tournament.{fixed}: at {game} {num_fixed} of {len(entrants)} players are named; "
+                "name at least one, and not all"
+            )
+
+
+def _check_idle_keys(asked: TournamentSection) -> None:
+    for key, format_ in (
+        ("challengers", "gauntlet"),
+        ("rounds", "swiss"),
+        ("sudden_death_pairs", "knockout"),
+    ):
+        is_set = getattr(asked, key) != type(asked).model_fields[key].default
+        if is_set and asked.format != format_:
+            raise ConfigError(
+                f'tournament.{key}: does nothing with format = "{asked.format}"; take it out'
+            )
+
+
+def _check_test(config: RunConfig) -> None:
+    asked = config.tournament
+    if asked.format == "sprt":
+        if config.sprt is None:
+            raise ConfigError("sprt: is missing; add [sprt] with elo0 and elo1")
+        if len(config.agents) != 2:
+            raise ConfigError(
+                f'agents: format = "sprt" is between two, not {len(config.agents)}; use '
+                '"round_robin" with [sprt] for more'
+            )
+    if config.sprt is None:
+        return
+    if asked.format not in ("sprt", "round_robin", "gauntlet"):
+        raise ConfigError(
+            f'sprt: does nothing with format = "{asked.format}"; take it out, or choose sprt, '
+            "round_robin or gauntlet"
+        )
+    if asked.pairs != type(asked).model_fields["pairs"].default:
+        raise ConfigError("tournament.pairs: does nothing with [sprt]; set sprt.max_pairs instead")
+
+
+def _num_players(config: RunConfig, game: str) -> int:
+    return len(config.entrants(game))
+
+
+def _check_players(config: RunConfig, games: Sequence[str]) -> None:
+    """Every game has two players, and every player a game."""
+    for index, agent in enumerate(config.agents):
+        strange = next((game for game in agent.games or () if game not in games), None)
+        if strange is not None:
+            raise ConfigError(
+                f'agents[{index}].games: "{strange}" is not played; this run plays '
+                + ", ".join(games)
+            )
+    for game in games:
+        if _num_players(config, game) < 2:
+            raise ConfigError(
+                f"tournament.games: {game} has fewer than two players; see the agents' `games`"
+            )
 
 
 _BYTES = re.compile(r"\d*\.?\d+(e\+?\d{1,2})?")

@@ -53,6 +53,7 @@ def _attempts(rows: Sequence[AttemptRow]) -> list[dict[str, Any]]:
             "fault": row.fault,
             "detail": row.detail,
             "reply_text": row.reply_text,
+            "reasoning": row.reasoning,
             "finish": row.finish,
             "prompt_tokens": row.prompt_tokens,
             "cached_tokens": row.cached_tokens,

@@ -26,12 +26,16 @@ from arena.store import (
     SampleRow,
     StoreError,
 )
+from games import Termination
 from serving import SPANS_S, Bucket
 
 IDLE_S = 5.0
 """After so many seconds without a bucket an engine has nothing in flight."""
 RECENT_S = 10
 """Seconds over which the present rate of moves is taken."""
+SCHEDULE_COMPLETE = "schedule_complete"
+"""The event that no more matches will be added."""
+FORMAT_EVENTS = ("bye", "tie_decided")
 _EARLY_S = 0.01
 """A timer wakes a seat at most this much before it is due."""
 _PARTS = ("latency", "queue", "prefill", "decode", "harness")
@@ -95,7 +99,8 @@ class MatchFigures:
     """A match as it stands."""
 
     __slots__ = (
-        *("agents", "attempts", "clocks", "counted", "dues", "harness", "last", "made", "row"),
+        *("agents", "attempts", "clocks", "counted", "dues", "fault", "harness", "last", "made"),
+        "row",
     )
 
     def __init__(self, row: MatchRow) -> None:
@@ -114,6 +119,8 @@ class MatchFigures:
         self.counted = (-1, False, False)
         """The last ply whose tokens were counted, and whether prompt and uncached ones were."""
         self.agents: list[AgentFigures | None] = [None, None]
+        self.fault: str | None = None
+        """Of a match that was forfeited or lost on time: the failure that decided it."""
 
     def note(self, ply: PlyRow) -> None:
         """A move was made."""
@@ -272,6 +279,14 @@ class EngineFigures:
         }
 
 
+def _deciding_fault(row: MatchRow, attempts: Sequence[AttemptRow]) -> str | None:
+    """The player's failure that lost it a match; `attempts` are those after the last move."""
+    if row.termination != Termination.FORFEIT:
+        return row.termination if row.termination == Termination.FLAG_FALL else None
+    own = [a.fault for a in attempts if a.fault and not Fault(a.fault).is_infrastructure]
+    return own[-1] if own else row.termination
+
+
 class _Seats:
     """What the seats of matches that have ended made of the pace."""
 
@@ -291,7 +306,7 @@ class Figures:
     alone, not of moves, and percentiles of latencies are right within 1.1 %."""
 
     def __init__(self, run: RunRow, matches: Iterable[MatchRow], *, exact: bool) -> None:
-        """`matches` are all there will ever be; what became of them comes by `add`."""
+        """`matches` are those known now; what became of them, and others, come by `add`."""
         self.run = run
         self.config = _config_of(run)
         self.matches = {row.id: MatchFigures(row) for row in matches}
@@ -309,6 +324,10 @@ class Figures:
         """Since whoever shows them cleared these."""
         self.process: tuple[int, float] | None = None
         """Id of the process that took the run up last, and when it began (seconds since 1970)."""
+        self.can_grow = _adds_matches(self.config)
+        """Whether more matches may come than are known."""
+        self.format_events: dict[str, list[dict[str, Any]]] = {kind: [] for kind in FORMAT_EVENTS}
+        """By kind, in order: byes, and ties of a knock-out."""
         self.plies = 0
         self.last_record = 0.0
         """Run time of the last thing recorded."""
@@ -361,6 +380,10 @@ class Figures:
             self.process = None
             if "pid" in detail and "began" in detail:
                 self.process = detail["pid"], detail["began"]
+        elif row.kind == SCHEDULE_COMPLETE:
+            self.can_grow = False
+        elif row.kind in self.format_events:
+            self.format_events[row.kind].append(json.loads(row.detail_json))
         elif row.kind in ("engine_ready", "engine_restarted"):
             detail = json.loads(row.detail_json)
             engine = self.engines[detail["engine"]]
@@ -370,8 +393,11 @@ class Figures:
                 engine.restarts += 1
 
     def _add_match(self, row: MatchRow) -> None:
-        match = self.matches[row.id]
-        self._states[match.row.state] -= 1
+        match = self.matches.get(row.id)
+        if match is None:
+            match = self.matches[row.id] = MatchFigures(row)
+        else:
+            self._states[match.row.state] -= 1
         self._states[row.state] += 1
         match.row = row
         if row.state in ("running", "suspended"):
@@ -383,6 +409,7 @@ class Figures:
             self._first_start = min(self._first_start, row.started)
             self._note(row.started)
         if row.state == "finished":
+            match.fault = _deciding_fault(row, match.attempts)
             match.attempts.clear()  # a forfeit's
             self.finished.append(row)
             self._last_end = max(self._last_end, row.ended or 0.0)
@@ -554,6 +581,12 @@ def _config_of(run: RunRow) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"run {run.id}: its config cannot be read ({error!r})") from None
     return config
+
+
+def _adds_matches(config: Mapping[str, Any]) -> bool:
+    """As RunConfig.can_grow; a run of old times has all its matches from the start."""
+    asked = config.get("tournament", {})
+    return "sprt" in config or asked.get("format") in ("swiss", "knockout", "ladder")
 
 
 def _end(row: MatchRow, last_record: float) -> float:

@@ -20,6 +20,7 @@ from arena.store import (
     check_run,
     has_telemetry,
     open_read_only,
+    planned,
     select,
 )
 from serving import SPANS_S, Bucket
@@ -50,6 +51,8 @@ class Follower:
         self._plies = {row.id: 0 for row in self.matches}
         self._rowids = dict.fromkeys(("attempts", "engine_samples", "events"), 0)
         self._last_end = 0.0
+        self._last_added = 0
+        """Row id of matches; a new one's is higher than all before."""
         self._buckets: dict[tuple[str, float], float] = {}
 
     def close(self) -> None:
@@ -58,10 +61,12 @@ class Follower:
             self._db.close()
 
     def read(self) -> list[Row]:
-        """The rows that were not told before: a move's attempts before it, and what became of a
-        match after its moves. StoreError if they cannot be read."""
+        """The rows that were not told before: a match that was added first, a move's attempts
+        before it, and what became of a match after its moves. StoreError if they cannot be read."""
         with self._alone, self._snapshot():
             changed = self._changed_matches()
+            fresh = [row for row in changed if row.id not in self._plies]
+            self._plies |= {row.id: 0 for row in fresh}
             records = Records(
                 self.run,
                 tuple(changed),
@@ -71,7 +76,7 @@ class Follower:
                 self._beyond(EventRow, "events", "at, rowid"),
                 tuple(self._new_buckets()),
             )
-        return list(records.rows())
+        return [*map(planned, fresh), *records.rows()]
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
@@ -92,9 +97,11 @@ class Follower:
                 self._db,
                 MatchRow,
                 "number",
-                "state IN ('running', 'suspended') OR ended >= ?",
-                (self._last_end - _LATE_S,),
+                "state IN ('running', 'suspended') OR ended >= ? OR rowid > ?",
+                (self._last_end - _LATE_S, self._last_added),
             )
+        (added,) = self._db.execute("SELECT max(rowid) FROM matches").fetchone()
+        self._last_added = added or 0
         self._last_end = max((row.ended or 0.0 for row in rows), default=self._last_end)
         changed = [row for row in rows if self._told.get(row.id) != row]
         for row in changed:

@@ -99,9 +99,7 @@ class Overview:
     def results(self) -> list[dict[str, Any]]:
         """The last matches that ended, newest last."""
         figures = self.figures
-        return [
-            result(row, figures.matches[row.id].plies) for row in figures.finished[-RECENT_RESULTS:]
-        ]
+        return [result(figures.matches[row.id]) for row in figures.finished[-RECENT_RESULTS:]]
 
 
 def last(buckets: Sequence[Bucket]) -> Iterable[Bucket]:
@@ -124,6 +122,7 @@ def _run(figures: Figures) -> dict[str, Any]:
         "created": run.created,
         "move_period_seconds": config["pace"]["move_period_seconds"],
         "slo_ms": config["slo"]["move_seconds"] * 1000,
+        "can_grow": figures.can_grow,
         "max_plies": config["tournament"]["max_plies"] or None,
         "engines": {
             name: {

@@ -8,16 +8,19 @@ import random
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import structlog
 
 from agents import Agent, Attempt, Decision, Fault, Interrupted, Seat, Turn
+from arena.adjudication import AdjudicationRules
+from arena.clock import ClockRules, fell, spent_seconds
 from arena.pace import Pacer, SeatPace
 from arena.progress import Progress
+from arena.referee import ending, loss
 from arena.schedule import MatchSpec
 from arena.store import AttemptRow, MatchRow, PlyRow, Store, StoreError, storable
-from games import Game, Position, Result, Side, Termination
+from games import Game, Position, Result, Side
 from serving import EngineDead, EngineError, Overloaded, RequestRejected, is_recordable
 
 log = structlog.get_logger()
@@ -47,6 +50,8 @@ class MatchRules:
     move_period_seconds: float
     agent_attempts: int
     max_plies: int | None
+    clock: ClockRules | None = None
+    adjudication: AdjudicationRules = field(default_factory=AdjudicationRules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class Past:
     row: MatchRow
     plies: Sequence[PlyRow] = ()
     attempts: Sequence[Attempt] = ()
+    evals: Sequence[int | None] = ()
+    """The player's own score of each ply."""
 
 
 class _LeftForResume(Exception):
@@ -82,6 +89,10 @@ class Match:
         self._made = tuple(past.attempts)
         self._num_rows = len(past.attempts)
         """Attempts of the ply under way that are recorded."""
+        self._last_tries: list[AttemptRow] = []
+        """Those that lost the match: they are committed with its result, or asked for again."""
+        self.is_faulty = False
+        """It ended by an engine's crash, or was left for a fault of the infrastructure."""
         self._past = past
         self._paces = tuple(
             SeatPace(rules.move_period_seconds, f"{rules.seed}/{spec.id}/{side}") for side in (0, 1)
@@ -90,6 +101,10 @@ class Match:
         # matches that start together do not stay in step
         self._offset = self._dice.uniform(0, rules.move_period_seconds)
         self._ready = 0.0
+        start_s = None if rules.clock is None else rules.clock.start_s
+        self._clocks = [start_s, start_s]
+        """Seconds that each side has left; None without a clock."""
+        self._evals = list(past.evals)
         self._doing = f"game {spec.game}"
         """Whose code runs, for the report of what it raises."""
         self._log = log.bind(match=spec.id)
@@ -126,6 +141,7 @@ class Match:
         self._position: Position = self._game.position(self._spec.start)
         for ply in self._past.plies:
             self._position = self._position.play(ply.move)
+            self._clocks[ply.side] = ply.clock_left_s
         self._ready = time.monotonic()
 
     def _run_again(self, now: float) -> None:
@@ -137,21 +153,23 @@ class Match:
         self._mark("running")
 
     def _ending(self) -> Result | None:
-        result = self._position.result()
-        if result is None and self._position.ply == self._rules.max_plies:
-            result = self._game.adjudicate_ply_cap(self._position)
-        return result
+        rules = self._rules
+        return ending(self._game, self._position, rules.max_plies, rules.adjudication, self._evals)
 
     async def _ply(self, due: float) -> Result | None:
         """Play one ply; a result where the player's failure ends the match."""
         position, side = self._position, self._position.side
-        decision = await self._decide(Seat(self._spec.agents[side], side), due)
+        decision, thought_s = await self._decide(Seat(self._spec.agents[side], side), due)
         done = time.monotonic()
+        decision, left_s = self._on_the_clock(decision, thought_s)
         attempts = self._attempt_rows(decision.attempts)
+        last = _last_words((*self._made, *decision.attempts))
         self._made, self._num_rows = (), 0
         if decision.move is None:
-            self._store.add(*attempts)
-            return _loss(position, decision, self._game)
+            self._last_tries = attempts
+            self.is_faulty = decision.fault is Fault.ENGINE_CRASH
+            assert decision.fault is not None
+            return loss(self._game, position, decision.fault, last)
         self._doing = f"game {self._spec.game}"
         clock = self._store.clock
         after = position.play(decision.move)
@@ -162,17 +180,35 @@ class Match:
             decision.move,
             position.notation(decision.move, self._game.record_notation),
             after.fen,
-            None,
+            left_s,
             clock.of(self._ready),
             clock.of(due),
             clock.of(done),
         )
         await self._store.commit(row, *attempts)
         self._position, self._ready = after, time.monotonic()
+        self._clocks[side] = left_s
+        self._evals.append(decision.attempts[-1].eval_cp if decision.attempts else None)
         return None
 
-    async def _decide(self, seat: Seat, due: float) -> Decision:
-        """The agent's decision, asked again for as long as only the infrastructure fails."""
+    def _on_the_clock(self, decision: Decision, thought_s: float) -> tuple[Decision, float | None]:
+        """The decision, or the flag's fall in its place, and what is left after it."""
+        rules, left_s = self._rules.clock, self._clocks[self._position.side]
+        if rules is None or left_s is None or decision.move is None:
+            return decision, None
+        tries = (*self._made, *decision.attempts)
+        spent_s = spent_seconds(tries, thought_s)
+        after_s = rules.after(left_s, spent_s)
+        if after_s is not None:
+            return decision, after_s
+        why = fell(tries, spent_s, left_s)
+        *earlier, last = decision.attempts or (Attempt(0, None, None),)
+        late = replace(last, fault=Fault.FLAG_FALL, detail=why)
+        return Decision(None, Fault.FLAG_FALL, (*earlier, late)), None
+
+    async def _decide(self, seat: Seat, due: float) -> tuple[Decision, float]:
+        """The agent's decision, asked again for as long as only the infrastructure fails, and the
+        seconds that it took in the end."""
         player = self._players[seat.side]
         tries = refusals = 0
         while True:
@@ -182,13 +218,14 @@ class Match:
                 self._position,
                 seat,
                 self._rules.agent_attempts,
-                None,
+                self._clocks[seat.side],
                 due,
                 self._made,
             )
             if not player.is_engine_ready():
                 self._suspend("its engine is being started again")
             self._doing = f"agent {seat.agent}"
+            asked = time.monotonic()
             try:
                 decision = await player.agent.choose(turn)
             except EngineError as error:
@@ -196,10 +233,11 @@ class Match:
                 tries, refusals = tries + (not is_refusal), refusals + is_refusal
                 await self._interrupted(error, tries, tries + refusals)
             else:
+                thought_s = time.monotonic() - asked
                 self._check(decision, seat)
                 if self._row.state == "suspended":
                     self._resumed()
-                return decision
+                return decision, thought_s
 
     def _check(self, decision: object, seat: Seat) -> None:
         """What a user's own agent may get wrong is no fault of a player's."""
@@ -267,7 +305,7 @@ class Match:
             score_second=second,
             ended=self._store.clock.now(),
         )
-        await self._store.commit(self._row)
+        await self._store.commit(self._row, *self._last_tries)
         self._log.info(
             "match_finished",
             termination=self._row.termination,
@@ -278,6 +316,7 @@ class Match:
 
     async def _leave(self, why: str) -> MatchRow:
         """Leave the match unfinished, so that `resume` goes on from its last committed ply."""
+        self.is_faulty = not self._pacer.is_stopping
         is_suspended = self._row.state == "suspended"
         since = self._row.suspended_at if is_suspended else self._store.clock.now()
         self._row = self._row._replace(state="suspended", detail=storable(why), suspended_at=since)
@@ -313,7 +352,8 @@ class Match:
         )
         fault = attempt.fault.value if attempt.fault else None
         if reply is None:
-            return AttemptRow(*head, fault=fault, detail=storable(attempt.detail))
+            detail = storable(attempt.detail)
+            return AttemptRow(*head, fault=fault, detail=detail, eval_cp=attempt.eval_cp)
         times = reply.timings
         return AttemptRow(
             *head,
@@ -333,24 +373,12 @@ class Match:
             times.decode_s,
             reply.step_requests_mean,
             reply.replica,
+            attempt.eval_cp,
+            storable(reply.reasoning) or None,
         )
 
 
-_ENDINGS = {
-    Fault.FLAG_FALL: (Termination.FLAG_FALL, "ran out of time"),
-    Fault.RESIGNED: (Termination.RESIGNATION, "resigned"),
-}
-
-
-def _loss(position: Position, decision: Decision, game: Game) -> Result:
-    """The result where the side to move has no move to show."""
-    loser = position.side
-    winner: Side = 1 if loser == 0 else 0
-    fault = decision.fault
-    assert fault is not None
-    last = decision.attempts[-1].detail if decision.attempts else ""
-    termination, said = _ENDINGS.get(
-        fault, (Termination.FORFEIT, f"gave no legal move ({fault.value})")
-    )
-    detail = f"{game.side_names[loser]} {said}" + (f": {last}" if last else "")
-    return Result(winner, termination, position.scores(), detail)
+def _last_words(attempts: Sequence[Attempt]) -> str:
+    """What is wrong with the player's own last try of a ply, those before a resume included."""
+    own = [a for a in attempts if a.fault is not None and not a.fault.is_infrastructure]
+    return own[-1].detail if own else ""

@@ -6,7 +6,7 @@ What stands in the way is told as StoreError, one line with the path.
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,8 @@ class Kind:
     """In words, as in "is no page of ours"."""
     beginning: bytes
     """The first bytes of every such file, in lower case."""
+    mark: bytes = b""
+    """What its first KiB holds too, in lower case."""
 
 
 HTML_PAGE = Kind("page of ours", b"<!doctype html>\n<!-- boardfleet -->")
@@ -46,6 +48,29 @@ def write(path: Path, kind: Kind, pieces: Iterable[str]) -> None:
             _replace(path.resolve(), pieces)
 
 
+def write_all(folder: Path, files: Mapping[str, tuple[Kind, Iterable[str]]]) -> None:
+    """Write texts into a folder by their names, all of them or none; a folder that is not there is
+    made, and other files in it are left alone."""
+    with _told(folder):
+        for name, (kind, _) in files.items():
+            with _told(folder / name):
+                _check_replaceable(folder / name, kind)
+        is_new = not folder.exists()
+        folder.mkdir(exist_ok=True)
+        try:
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".") as beside:
+                for name, (_, pieces) in files.items():
+                    with (Path(beside) / name).open("w", encoding="utf-8", newline="") as file:
+                        file.writelines(pieces)
+                for name in files:
+                    os.replace(Path(beside) / name, folder / name)
+        except BaseException:
+            if is_new:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            raise
+
+
 @contextlib.contextmanager
 def _told(path: Path) -> Iterator[None]:
     try:
@@ -65,7 +90,8 @@ def _check_replaceable(path: Path, kind: Kind) -> None:
     if not path.exists():
         return
     with path.open("rb") as file:
-        if file.read(len(kind.beginning)).lower() != kind.beginning:
+        head = file.read(1024).lower()
+        if not head.startswith(kind.beginning) or kind.mark not in head:
             raise StoreError(f"{path}: is there, and is no {kind.name}; name another file")
 
 

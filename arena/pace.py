@@ -28,6 +28,8 @@ class Pacer:
 
     def __init__(self) -> None:
         self.is_stopping = False
+        self.is_finishing = False
+        """No other match begins; those that are being played go on to their end."""
         self._sleepers: set[asyncio.Future[None]] = set()
 
     async def until(self, due: float) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from arena import output
 from arena.dashboard.exhibit import drawings
+from arena.dashboard.league import Moment
 from arena.dashboard.server import STATIC, plotly_version, read_plotly
 from arena.details import match_detail
 from arena.figures import Figures
@@ -122,7 +123,6 @@ def embedded(records: Records) -> dict[str, Any]:
     overview = Overview(figures)
     overview.end()
     told, left_out = _told_matches(figures)
-    finished = sorted(figures.finished, key=lambda row: row.number)
     notes = []
     if left_out:
         notes.append(
@@ -151,7 +151,8 @@ def embedded(records: Records) -> dict[str, Any]:
             }
             for name, engine in figures.engines.items()
         },
-        "results": [result(row, figures.matches[row.id].plies) for row in finished],
+        "results": [result(figures.matches[row.id]) for row in figures.finished],
+        "standings": Moment.of(figures).standings(),
         "notes": notes,
     }
 

@@ -77,7 +77,8 @@ class Pairwise:
     score: float
     """Points per game, 0 to 1."""
     elo: Estimate
-    """On the logistic scale; of a clean sweep the posterior's median."""
+    """On the logistic scale; where intervals are Jeffreys', the posterior's median, so that 2-0 is
+    never rated below 1½-½."""
     nelo: Estimate
     los: float
     """Likelihood of superiority: the chance that the true score is above 1/2."""
@@ -166,11 +167,10 @@ def _pairwise(bins: tuple[float, ...]) -> Pairwise:
     else:
         low, high = _quantile(bins, 0.025), _quantile(bins, 0.975)
         los = chance_above(0.5, bins)
-    is_sweep = units in (bins[0], bins[-1])
     return Pairwise(
         units=units,
         score=mean,
-        elo=Estimate(_quantile(bins, 0.5) if is_sweep else elo(mean), low, high),
+        elo=Estimate(elo(mean) if is_normal else _quantile(bins, 0.5), low, high),
         nelo=_nelo([count + 0.5 for count in bins] if _is_alike(variance) else bins),
         los=los,
         is_normal=is_normal,

@@ -10,7 +10,7 @@ from typing import Any
 from agents import AgentContext, LlmAgent, LlmConfig, system_prompt
 from agents.prompt import lead
 from arena import config as configs
-from arena import preflight, schedule
+from arena import preflight
 from arena.config import ConfigError, GameChoice, RunConfig
 from serving import (
     PACKAGED_MODEL,
@@ -71,13 +71,10 @@ def askers_of(config: RunConfig, name: str) -> list[LlmConfig]:
 def demand_of(config: RunConfig, name: str) -> dict[str, Any]:
     """How much is asked of an engine at once, how often and for what, by fields of Workload."""
     askers = askers_of(config, name)
-    matches = min(config.tournament.parallel_matches, len(schedule.matches(config)))
+    matches = min(config.tournament.parallel_matches, config.most_matches)
     both_ask = len(askers) == len(config.agents)
     is_told_alike = len({(asker.mode, asker.persona) for asker in askers}) == 1
-    written = [
-        asker.settings.max_tokens if asker.mode == "free" else CONSTRAINED_OUTPUT_TOKENS
-        for asker in askers
-    ]
+    written = [_written(asker) for asker in askers]
     return {
         "streams": matches,
         "sequences": matches * (2 if both_ask and not is_told_alike else 1),
@@ -85,6 +82,14 @@ def demand_of(config: RunConfig, name: str) -> dict[str, Any]:
         "period_s": config.pace.move_period_seconds,
         "output_tokens": max(written),
     }
+
+
+def _written(asker: LlmConfig) -> int:
+    """Output tokens of a move, at most."""
+    if asker.mode == "free":
+        return asker.settings.max_tokens
+    thought = asker.settings.think_tokens if asker.mode == "think" else 0
+    return thought + CONSTRAINED_OUTPUT_TOKENS
 
 
 def tokens_of(config: RunConfig, name: str, settings: EngineConfig) -> dict[str, Any]:

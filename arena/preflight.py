@@ -6,13 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents import AgentContext, LlmAgent, LlmConfig, build_agent, check_agent
+from agents import (
+    AgentContext,
+    LlmAgent,
+    LlmConfig,
+    UciConfig,
+    build_agent,
+    cannot_think,
+    check_agent,
+)
 from arena import schedule
 from arena.config import ConfigError, RunConfig
-from arena.schedule import MatchSpec
 from serving import (
     Engine,
     LlamaServerConfig,
+    ThinkingTemplate,
     VllmConfig,
     build_engine,
     check_engine,
@@ -25,6 +33,7 @@ class Forecast:
     """What a run will ask for at most: games may end before the ply cap."""
 
     matches: int
+    """Of a format that adds matches, the most that there may be."""
     requests: int | None
     """None without a ply cap."""
     seconds: float | None
@@ -33,17 +42,23 @@ class Forecast:
     """What could not be checked, and why."""
 
 
-def check(config: RunConfig) -> tuple[tuple[MatchSpec, ...], Forecast]:
-    """The matches of a run and its forecast; ConfigError (one line) if it cannot be played."""
-    specs = schedule.matches(config)
+def check(config: RunConfig) -> Forecast:
+    """What a run comes to; ConfigError (one line) if it cannot be played."""
+    begun_with = len(schedule.matches(config))
     for name in config.used_engines():
         check_start(config, name)
     _check_memory(config)
-    for index, agent in enumerate(config.agents):
-        if ":" in agent.kind:
-            _check_own_agent(config, index)
-    notes = (*_slot_notes(config), *_check_contexts_at_rest(config))
-    return specs, _forecast(config, len(specs), notes)
+    for index in range(len(config.agents)):
+        _check_agent(config, index)
+        _check_thinker(config, index)
+    notes = (
+        *_growth_notes(config, begun_with),
+        *_game_notes(config),
+        *_slot_notes(config),
+        *_chance_notes(config),
+        *_check_contexts_at_rest(config),
+    )
+    return _forecast(config, config.most_matches, notes)
 
 
 def check_start(config: RunConfig, name: str) -> None:
@@ -72,6 +87,8 @@ def check_contexts(config: RunConfig, agents: Mapping[str, object]) -> None:
         if not isinstance(agent, LlmAgent):
             continue
         for name, game, ruleset in config.games():
+            if not settings.plays(name):
+                continue
             need = agent.context_need(name, ruleset)
             refusal = need.refusal(config.tournament.max_plies)
             if refusal is not None:
@@ -96,13 +113,7 @@ def _check_contexts_at_rest(config: RunConfig) -> tuple[str, ...]:
                 "fits context_tokens is checked once it is"
             )
             continue
-        engines[name] = build_engine(
-            name,
-            engine_config,
-            log_dir=Path(),
-            stall_seconds=config.faults.stall_seconds,
-            restart_limit=config.faults.restart_limit,
-        )
+        engines[name] = _at_rest(config, name)
     context = agent_context(config)
     try:
         agents = {
@@ -146,15 +157,63 @@ def _slot_notes(config: RunConfig) -> Iterator[str]:
             )
 
 
+def _growth_notes(config: RunConfig, begun_with: int) -> Iterator[str]:
+    if config.can_grow:
+        yield (
+            f"tournament.format: {config.tournament.format} begins with {begun_with} matches and "
+            f"adds others as results come in, {config.most_matches} in all at most"
+        )
+
+
+def _game_notes(config: RunConfig) -> Iterator[str]:
+    """Who is left out of a game's pairings."""
+    for choice in config.games():
+        out = [agent.name for agent in config.agents if not agent.plays(choice.name)]
+        if out:
+            yield f"tournament.games: at {choice.name} without {', '.join(out)}, by their `games`"
+
+
+def _chance_notes(config: RunConfig) -> Iterator[str]:
+    for index, agent in enumerate(config.agents):
+        if isinstance(agent, UciConfig) and agent.chancy_key is not None:
+            yield f"agents[{index}].{agent.chancy_key}: no two runs of {agent.name} are alike"
+
+
 def _is_hub_id(model: str) -> bool:
     return model.count("/") == 1 and not model.endswith(".gguf") and not Path(model).exists()
 
 
-def _check_own_agent(config: RunConfig, index: int) -> None:
+def _check_agent(config: RunConfig, index: int) -> None:
+    agent = config.agents[index]
+    games = [(game.name, game.ruleset) for game in config.games() if agent.plays(game.name)]
     try:
-        check_agent(config.agents[index])
+        check_agent(agent, games)
     except ValueError as error:
         raise ConfigError(f"agents[{index}].{error}") from None
+
+
+def _check_thinker(config: RunConfig, index: int) -> None:
+    agent = config.agents[index]
+    if not isinstance(agent, LlmConfig) or agent.mode != "think":
+        return
+    engine = config.engine(agent.engine)
+    can_think = engine.takes_ids
+    if ":" in engine.kind:
+        template = _at_rest(config, agent.engine).template
+        can_think = isinstance(template, ThinkingTemplate)
+    if not can_think:
+        raise ConfigError(f"agents[{index}].{cannot_think(agent.engine)}")
+
+
+def _at_rest(config: RunConfig, name: str) -> Engine:
+    """An engine that is not to be started."""
+    return build_engine(
+        name,
+        config.engine(name),
+        log_dir=Path(),
+        stall_seconds=config.faults.stall_seconds,
+        restart_limit=config.faults.restart_limit,
+    )
 
 
 def _forecast(config: RunConfig, matches: int, notes: Sequence[str]) -> Forecast:
@@ -162,7 +221,9 @@ def _forecast(config: RunConfig, matches: int, notes: Sequence[str]) -> Forecast
     if plies is None:
         return Forecast(matches, None, None, tuple(notes))
     askers = [agent for agent in config.agents if isinstance(agent, LlmConfig)]
-    tries = config.faults.agent_attempts if any(a.mode == "free" for a in askers) else 1
+    # a thought is a question of its own
+    most = {"constrained": 1, "think": 2, "free": config.faults.agent_attempts}
+    tries = max((most[agent.mode] for agent in askers), default=1)
     period = config.pace.move_period_seconds
     rounds = math.ceil(matches / config.tournament.parallel_matches)
     seconds = rounds * (plies + 1) * period / 2 + period if period else None

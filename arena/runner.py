@@ -18,13 +18,14 @@ import uvloop
 
 from agents import PARSER_VERSION, PROMPT_VERSION
 from arena import config as configs
-from arena import preflight, records, store, tournament
+from arena import config_diff, preflight, records, store, tournament
 from arena.config import ConfigError, RunConfig
+from arena.config_diff import Change
 from arena.pace import Pacer
 from arena.progress import Progress
 from arena.schedule import MatchSpec
 from arena.show import Show, showing
-from arena.store import RunRow, Store, StoreError
+from arena.store import EventRow, Records, RunRow, Store, StoreError
 from arena.tournament import EnginesFailed, Plan
 
 log = structlog.get_logger()
@@ -66,10 +67,10 @@ async def start(config: RunConfig, folder: Path, show: Show, *, replace: bool) -
     store.check_free(folder, replace=replace)
     await show.check()
     show.view.announce("checking the config and the model")
-    specs, forecast = await asyncio.to_thread(preflight.check, config)
+    forecast = await asyncio.to_thread(preflight.check, config)
     for note in forecast.notes:
         show.view.announce(f"note: {note}")
-    plan = tournament.new_plan(config, specs)
+    plan = tournament.new_plan(config)
     created = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     run = RunRow(
         f"{config.name}-{config.digest}-{created}",
@@ -78,9 +79,9 @@ async def start(config: RunConfig, folder: Path, show: Show, *, replace: bool) -
         config.digest,
         json.dumps(_versions(config)),
     )
-    rows = [plan.pasts[spec.id].row for spec in specs]
+    rows = [plan.pasts[spec.id].row for spec in plan.specs]
     opened = Store.create(folder, run, rows, replace=replace)
-    _lay_out(folder, config, specs)
+    _lay_out(folder, config, plan.specs)
     return await _play(plan, opened, show)
 
 
@@ -91,10 +92,15 @@ def _lay_out(folder: Path, config: RunConfig, specs: Sequence[MatchSpec]) -> Non
     (folder / CONFIG_FILE).write_text(config.to_toml(), encoding="utf-8")
 
 
-async def resume(folder: Path, show: Show) -> Outcome:
-    """Go on with the run in `folder` from its last committed plies."""
+async def resume(folder: Path, show: Show, overrides: Sequence[str] = ()) -> Outcome:
+    """Go on with the run in `folder` from its last committed plies, with what was changed of its
+    config; ConfigError, and nothing is written, where that would change the games."""
     await show.check()
+    run = store.read_run(folder)
+    config, changes = _config_now(folder, run, overrides)
     opened = Store.resume(folder)
+    if changes:
+        await _change_config(opened, run, config, changes)
     held = store.read(folder)
     cut_off = [
         row._replace(
@@ -109,16 +115,57 @@ async def resume(folder: Path, show: Show) -> Outcome:
         await opened.commit(*cut_off)
         held = store.read(folder)
     try:
-        config = configs.parse(json.loads(held.run.config_json))
-    except ConfigError as error:
+        plan = tournament.resumed_plan(config, held)
+    except (ConfigError, StoreError):
         await opened.close()
-        raise StoreError(f"{folder}: its config cannot be read: {error}") from None
-    plan = tournament.resumed_plan(config, held)
+        raise
+    if plan.new_rows:
+        await opened.commit(*plan.new_rows)
     if not plan.unfinished:
         show.view.announce("every match of this run is finished")
         await opened.close()
-        return Outcome("finished")
+        failure = _write_records(folder, held)  # a process killed at its end wrote none, or a part
+        return Outcome("finished") if failure is None else Outcome("engine_failed", failure)
     return await _play(plan, opened, show)
+
+
+def _config_now(
+    folder: Path, run: RunRow, overrides: Sequence[str]
+) -> tuple[RunConfig, tuple[Change, ...]]:
+    """A run's config as it stands in its folder, and what of it is not as the run was begun."""
+    try:
+        stored = configs.parse(json.loads(run.config_json))
+    except ConfigError as error:
+        raise StoreError(f"{folder}: its config cannot be read: {error}") from None
+    path = folder / CONFIG_FILE
+    edited = configs.load(path, overrides) if path.exists() else configs.changed(stored, overrides)
+    changes = config_diff.changes(stored, edited)
+    harmful = [str(change) for change in changes if not change.is_harmless]
+    if harmful:
+        raise ConfigError(
+            f"{path}: changed since the run began: {config_diff.told(harmful)}; put that back, or "
+            f"start a new run with `arena run {path} --out DIR`"
+        )
+    return edited, changes
+
+
+async def _change_config(
+    opened: Store, run: RunRow, config: RunConfig, changes: Sequence[Change]
+) -> None:
+    """Put changes of the config into the folder, then into the store, which tells them."""
+    path = opened.folder / CONFIG_FILE
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(config.to_toml(), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        await opened.close()
+        raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
+    told = json.dumps({change.key: [change.stored, change.edited] for change in changes})
+    await opened.commit(
+        run._replace(config_json=config.to_json(), config_digest=config.digest),
+        EventRow(opened.clock.now(), "config_changed", told),
+    )
 
 
 async def _play(plan: Plan, opened: Store, show: Show) -> Outcome:
@@ -128,7 +175,10 @@ async def _play(plan: Plan, opened: Store, show: Show) -> Outcome:
     pacer = Pacer()
     failure = None
     announce = show.view.announce
-    with logging_to(folder, plan.config.name), _Interrupts(pacer, progress, announce) as interrupts:
+    with (
+        logging_to(folder, plan.config.name),
+        _Interrupts(pacer, progress, opened, announce) as interrupts,
+    ):
         async with showing(show, opened) as engines_opened:
             playing = tournament.run(
                 plan,
@@ -147,15 +197,12 @@ async def _play(plan: Plan, opened: Store, show: Show) -> Outcome:
                 with contextlib.suppress(StoreError):  # said already
                     await opened.close()  # before the last look
     held = store.read(folder)
-    try:
-        records.write_files(folder, held)
-    except OSError as error:
-        failure = failure or f"the game records cannot be written ({error.strerror})"
+    failure = failure or _write_records(folder, held)
     left = sum(row.state != "finished" for row in held.matches)
     again = f"the run is kept, `arena resume {folder}` goes on"
     if failure is not None:
         return Outcome("engine_failed", f"{failure}; {again}")
-    if interrupts.count and left:
+    if (interrupts.count or pacer.is_finishing) and left:
         return Outcome("interrupted", f"interrupted with {left} matches to go; {again}")
     if left:
         why = next((row.detail for row in held.matches if row.state == "suspended"), None)
@@ -163,25 +210,41 @@ async def _play(plan: Plan, opened: Store, show: Show) -> Outcome:
     return Outcome("finished")
 
 
+def _write_records(folder: Path, held: Records) -> str | None:
+    """Write the files made from the store; what stood in the way, if anything did."""
+    try:
+        records.write_files(folder, held)
+    except OSError as error:
+        return f"the game records cannot be written ({error.strerror})"
+    return None
+
+
 class _Interrupts:
     """Signals of a person: the first lets current plies end, the second does not wait for them.
 
     More of them change nothing: the store is closed and the records are written in any case.
+    SIGUSR1 lets current games end.
     """
 
-    def __init__(self, pacer: Pacer, progress: Progress, announce: Callable[[str], None]) -> None:
+    def __init__(
+        self, pacer: Pacer, progress: Progress, opened: Store, announce: Callable[[str], None]
+    ) -> None:
         self._pacer, self._progress, self._announce = pacer, progress, announce
+        self._store = opened
         self._task: asyncio.Future[None] | None = None
         self.count = 0
 
     def __enter__(self) -> "_Interrupts":
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._take)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._finish)
+        self._store.sign()  # from here on a signal does what it should
         return self
 
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().remove_signal_handler(number)
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGUSR1)
 
     async def play(self, playing: Coroutine[Any, Any, None]) -> None:
         """Await `playing`; returns when a signal ended it. Raises the first error of a group."""
@@ -204,6 +267,12 @@ class _Interrupts:
             self._announce("finishing the current plies; interrupt again to stop at once")
         elif self._task is not None:
             self._task.cancel()
+
+    def _finish(self) -> None:
+        if not self._pacer.is_finishing:
+            self._pacer.is_finishing = True
+            self._store.event("finishing", {})
+            self._announce("finishing the current games; interrupt to stop sooner")
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

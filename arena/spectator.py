@@ -39,7 +39,8 @@ async def watch_folder(folder: Path, view: View, binding: Binding | None) -> str
         finally:
             viewing.cancel()
             await asyncio.gather(viewing, return_exceptions=True)
-        return _standing(figures.fleet()["matches"], f"`arena resume {folder}` goes on with it")
+        matches = figures.fleet()["matches"]
+        return _standing(matches, figures.can_grow, f"`arena resume {folder}` goes on with it")
 
 
 async def _until_over(watch: Watch, feed: FolderFeed) -> None:
@@ -73,8 +74,10 @@ async def _serve(watch: Watch, feed: FolderFeed, view: View, binding: Binding) -
         await watch.run()
 
 
-def _standing(matches: Mapping[str, int], how_to_go_on: str) -> str:
+def _standing(matches: Mapping[str, int], can_grow: bool, how_to_go_on: str) -> str:
     left = sum(matches.values()) - matches["finished"]
+    if can_grow:
+        return f"nobody plays this run now, {left} matches or more are left; {how_to_go_on}"
     if not left:
         return f"the run is over: {matches['finished']} matches finished"
     return f"nobody plays this run now, {left} matches are left; {how_to_go_on}"
@@ -98,4 +101,7 @@ async def watch_url(url: str, view: View) -> str:
     finally:
         viewing.cancel()
         await asyncio.gather(viewing, return_exceptions=True)
-    return _standing(latest["fleet"]["matches"], "`arena resume` goes on with it where it is kept")
+    can_grow = bool(latest["run"].get("can_grow"))
+    return _standing(
+        latest["fleet"]["matches"], can_grow, "`arena resume` goes on with it where it is kept"
+    )

@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
@@ -29,8 +29,10 @@ import psutil
 
 from serving import Bucket
 
-SCHEMA_VERSION = 2
-"""1 lacked `telemetry` and the indexes of `matches`."""
+LOCK_FILE = "run.lock"
+SCHEMA_VERSION = 4
+"""1 lacked `telemetry` and the indexes of `matches`, 2 lacked `attempts.eval_cp`, 3
+`attempts.reasoning`."""
 BUCKETS_KEPT = 3600
 """Of each span of an engine's telemetry; older ones are charted by a coarser span."""
 
@@ -59,7 +61,7 @@ CREATE TABLE attempts(
     reply_text TEXT, finish TEXT, fault TEXT, detail TEXT NOT NULL, prompt_tokens INTEGER,
     cached_tokens INTEGER, completion_tokens INTEGER, submitted REAL, admitted REAL,
     first_token REAL, done REAL, queue_s REAL, prefill_s REAL, decode_s REAL,
-    step_requests_mean REAL, replica TEXT) STRICT;
+    step_requests_mean REAL, replica TEXT, eval_cp INTEGER, reasoning TEXT) STRICT;
 CREATE INDEX attempts_by_ply ON attempts(match_id, ply);
 CREATE TABLE engine_samples(
     engine TEXT NOT NULL, at REAL NOT NULL, source TEXT NOT NULL, steps INTEGER NOT NULL,
@@ -124,6 +126,22 @@ class MatchRow(NamedTuple):
         return self.agent_first, self.agent_second
 
 
+def planned(row: MatchRow) -> MatchRow:
+    """A match as it stood before it was begun."""
+    return row._replace(
+        state="scheduled",
+        winner=None,
+        termination=None,
+        detail=None,
+        score_first=None,
+        score_second=None,
+        started=None,
+        ended=None,
+        suspended_at=None,
+        suspended_s=0.0,
+    )
+
+
 class PlyRow(NamedTuple):
     """A move that counts. `ready`: the opponent's was committed; `done`: this one was chosen."""
 
@@ -165,6 +183,11 @@ class AttemptRow(NamedTuple):
     decode_s: float | None = None
     step_requests_mean: float | None = None
     replica: str | None = None
+    eval_cp: int | None = None
+    """The player's own view of its position (agents.Attempt)."""
+    reasoning: str | None = None
+    """What was thought, where that is known apart from the answer. A thought that was asked for
+    alone has an id that ends in `/think` and an empty `reply_text`."""
 
 
 class SampleRow(NamedTuple):
@@ -207,7 +230,7 @@ class RunRow(NamedTuple):
 
 _T = TypeVar("_T", bound=NamedTuple)
 
-Row = MatchRow | PlyRow | AttemptRow | SampleRow | EventRow | Bucket
+Row = RunRow | MatchRow | PlyRow | AttemptRow | SampleRow | EventRow | Bucket
 
 _TABLES: dict[type[NamedTuple], str] = {
     RunRow: "run",
@@ -369,6 +392,17 @@ class Store:
             },
         )
 
+    def sign(self) -> None:
+        """Say in the lock's file which process this is, for those who want it to stop."""
+        process = psutil.Process()
+        signature = json.dumps({"pid": process.pid, "began": process.create_time()})
+        self._write_lock(signature.encode())
+
+    def _write_lock(self, content: bytes) -> None:
+        with suppress(OSError):  # a full disk: the run goes on unsigned, as long as it can
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, content, 0)
+
     def tap(self) -> Tap:
         """A view of everything committed from now on."""
         tap = Tap()
@@ -408,6 +442,7 @@ class Store:
             self._closing = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
+        self._write_lock(b"")
         os.close(self._lock)
         if self._failure is not None:
             raise StoreError(f"{self.folder / 'run.db'}: {self._failure}") from self._failure
@@ -462,7 +497,7 @@ def _reject(waiters: Sequence[asyncio.Future[None]], reason: str) -> None:
 def _lock(folder: Path) -> int:
     """Hold the run: the file descriptor keeps the lock until it is closed or the process ends."""
     try:
-        descriptor = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise StoreError(f"{folder}: cannot be written to ({error.strerror})") from None
     try:
@@ -496,9 +531,14 @@ def _taking_up(folder: Path, lock: int) -> Iterator[sqlite3.Connection]:
 def _migrate(db: sqlite3.Connection) -> None:
     """Bring an older run's tables up to date; the caller holds the run."""
     (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version < SCHEMA_VERSION:
+    steps = (
+        _TELEMETRY_SCHEMA,
+        "ALTER TABLE attempts ADD COLUMN eval_cp INTEGER;",
+        "ALTER TABLE attempts ADD COLUMN reasoning TEXT;",
+    )[version - 1 :]
+    if steps:
         db.executescript(
-            f"BEGIN; {_TELEMETRY_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+            f"BEGIN; {' '.join(steps)} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
         )
 
 
@@ -590,6 +630,17 @@ def _place(row: AttemptRow | PlyRow) -> tuple[str, int, bool]:
     return row.match_id, row.ply, isinstance(row, PlyRow)
 
 
+def read_run(folder: Path) -> RunRow:
+    """What a run is, without what was played."""
+    check_run(folder)
+    try:
+        with closing(open_read_only(folder / "run.db")) as db:
+            (run,) = select(db, RunRow, "id")
+    except (sqlite3.Error, ValueError) as error:
+        raise _damaged(folder, error) from None
+    return run
+
+
 def read(folder: Path) -> Records:
     """All records of a run, consistent with each other, also while it is being played."""
     check_run(folder)
@@ -607,9 +658,13 @@ def read(folder: Path) -> Records:
                 select(db, Bucket, "engine, span_s, at") if has_telemetry(db) else (),
             )
     except (sqlite3.Error, ValueError) as error:
-        raise StoreError(
-            f"{folder / 'run.db'}: is damaged ({error}); `sqlite3 run.db .recover` may save it"
-        ) from None
+        raise _damaged(folder, error) from None
+
+
+def _damaged(folder: Path, error: Exception) -> StoreError:
+    return StoreError(
+        f"{folder / 'run.db'}: is damaged ({error}); `sqlite3 run.db .recover` may save it"
+    )
 
 
 def has_telemetry(db: sqlite3.Connection) -> bool:
@@ -625,7 +680,10 @@ def select(
     where: str = "1",
     values: Sequence[object] = (),
 ) -> tuple[_T, ...]:
-    """Rows of one kind; `order` and `where` are SQL of ours, `values` anybody's."""
-    names, table = ", ".join(row._fields), _TABLES[row]
+    """Rows of one kind; `order` and `where` are SQL of ours, `values` anybody's. What an older run
+    has no column for is unknown."""
+    table = _TABLES[row]
+    held = {name for (name,) in db.execute("SELECT name FROM pragma_table_info(?)", (table,))}
+    names = ", ".join(name if name in held else "NULL" for name in row._fields)
     rows = db.execute(f"SELECT {names} FROM {table} WHERE {where} ORDER BY {order}", values)
     return tuple(map(row._make, rows))

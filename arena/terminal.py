@@ -13,7 +13,7 @@ import shutil
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -133,13 +133,17 @@ def plain_line(frame: Frame) -> str:
     """The run in one line."""
     fleet = frame["fleet"]
     counts = {state: _number(count) for state, count in fleet["matches"].items()}
+    more = " or more" if frame["run"].get("can_grow") else ""
     if fleet["elapsed_s"] is None:
-        parts = ["not begun" if frame["ended"] else "starting", f"{counts['scheduled']} to come"]
+        parts = [
+            "not begun" if frame["ended"] else "starting",
+            f"{counts['scheduled']}{more} to come",
+        ]
     else:
         parts = [
             f"{_number(fleet['elapsed_s']):>6} s",
             f"{counts['finished']} finished, {counts['running']} running, "
-            f"{counts['suspended']} suspended, {counts['scheduled']} to come",
+            f"{counts['suspended']} suspended, {counts['scheduled']}{more} to come",
             f"{_number(fleet['plies'])} plies",
             f"{_number(_moves_per_s(fleet), 1)} moves/s",
         ]
@@ -243,7 +247,7 @@ def _fleet_lines(frame: Frame, width: int, limit: int) -> list[Text]:
         Text(_cut(run["name"], width // 4), style="bold"),
         Text(("over, " if frame["ended"] else "") + _duration(fleet["elapsed_s"])),
         _bar(finished / total if total else 0.0, min(max(width // 5, 6), 30)),
-        Text(f"{finished}/{total} matches"),
+        Text(f"{finished}/{total}{'+' if run.get('can_grow') else ''} matches"),
         Text(f"{_number(counts['running'])} running"),
         Text(f"{_number(counts['suspended'])} suspended"),
     ]
@@ -512,6 +516,9 @@ def _duration(seconds: float | None) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
+_CROSS_TABLE_PLAYERS = 12
+"""A wider cross-table fits no terminal."""
+_FAILURE_CELLS = 60
 _JOINERS = re.compile("[\ufe00-\ufe0f\U0001f3fb-\U0001f3ff\U000e0100-\U000e01ef]")
 """They change how wide the character before them is, and terminals disagree by how much."""
 
@@ -548,7 +555,13 @@ def print_report(report: Mapping[str, Any], out: TextIO) -> None:
     for table in (
         _results_table(report["results"]),
         _standings_table(report["standings"]),
+        *_cross_tables(report["standings"], report["pairings"]),
+        _forfeits_table(report["standings"]),
         _pairings_table(report["pairings"]),
+        _pairings_table(report["null_pairings"], "Null pairings: one player, the noise floor"),
+        _sprt_table(report["sprt"]),
+        _byes_table(report["tournament"]["byes"], report["standings"]),
+        _ties_table(report["tournament"]["ties"]),
         _agents_table(report["agents"]),
         _parts_table(report["agents"]),
         *(_engine_table(engine) for engine in report["engines"]),
@@ -590,9 +603,9 @@ def _table(title: str, *columns: str, right: Collection[str] = ()) -> Table:
 def _results_table(results: Sequence[Mapping[str, Any]]) -> Table:
     shown = results[:20]
     title = "Results" if len(results) == len(shown) else f"Results (20 of {len(results)})"
-    table = _table(
-        title, "game", "first", "second", "winner", "ended by", "plies", right=("plies",)
-    )
+    columns = ("game", "first", "second", "winner", "ended by", "plies")
+    has_failures = any(row["fault"] for row in shown)
+    table = _table(title, *columns, *(("failure",) if has_failures else ()), right=("plies",))
     for row in shown:
         table.add_row(
             Text(_safe(row["game"])),
@@ -601,8 +614,14 @@ def _results_table(results: Sequence[Mapping[str, Any]]) -> Table:
             Text(_safe(row["winner"] or "draw")),
             Text(_safe(row["termination"]).replace("_", " ")),
             str(row["plies"]),
+            *((_failure_of(row),) if has_failures else ()),
         )
     return table
+
+
+def _failure_of(row: Mapping[str, Any]) -> Text:
+    """How a result's loser failed at the protocol, its illegal move with it."""
+    return Text(_cut(row["detail"], _FAILURE_CELLS) if row["fault"] else "")
 
 
 def _standings_table(standings: Sequence[Mapping[str, Any]]) -> Table:
@@ -617,8 +636,48 @@ def _standings_table(standings: Sequence[Mapping[str, Any]]) -> Table:
             f"{row['points']:g}",
             _elo(row["elo"], row["elo_error"]),
             _elo(row["skill_elo"], row["skill_elo_error"]),
-            f"{row['protocol_score']['value']:.0%}",
+            "-" if row["protocol_score"] is None else f"{row['protocol_score']['value']:.0%}",
         )
+    return table
+
+
+def _cross_tables(
+    standings: Sequence[Mapping[str, Any]], pairings: Sequence[Mapping[str, Any]]
+) -> Iterator[Table]:
+    """Who made how many points against whom, a table a game; none where it would be too wide."""
+    names: dict[str, list[str]] = {}
+    for row in standings:
+        names.setdefault(row["game"], []).append(row["name"])
+    for game, players in names.items():
+        if 2 < len(players) <= _CROSS_TABLE_PLAYERS:
+            numbers = tuple(str(number) for number in range(1, len(players) + 1))
+            title = f"{game}: points/games"
+            table = _table(title, "", "agent", *numbers, right=numbers)
+            met = _met([row for row in pairings if row["game"] == game])
+            for number, name in zip(numbers, players, strict=True):
+                cells = ("" if name == other else met.get((name, other), "-") for other in players)
+                table.add_row(number, Text(_safe(name)), *cells)
+            yield table
+
+
+def _met(pairings: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
+    """Points and games of the first-named against the second."""
+    met = {}
+    for row in pairings:
+        games = row["wins"] + row["draws"] + row["losses"]
+        points = row["wins"] + row["draws"] / 2
+        met[row["agent"], row["opponent"]] = f"{points:g}/{games}"
+        met[row["opponent"], row["agent"]] = f"{games - points:g}/{games}"
+    return met
+
+
+def _forfeits_table(standings: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("Games lost by a failure", "game", "agent", "games", "by", right=("games",))
+    for row in standings:
+        if row["forfeits"]:
+            told = ", ".join(f"{kind} {count}" for kind, count in row["forfeits"].items())
+            games = str(sum(row["forfeits"].values()))
+            table.add_row(Text(_safe(row["game"])), Text(_safe(row["name"])), games, told)
     return table
 
 
@@ -626,10 +685,65 @@ def _elo(value: float | None, error: float | None) -> str:
     return "-" if value is None else f"{round(value)} ± {error:.0f}"
 
 
-def _pairings_table(pairings: Sequence[Mapping[str, Any]]) -> Table:
+def _sprt_table(tests: Sequence[Mapping[str, Any]]) -> Table:
+    numbers = ("pairs", "LLR", "bounds", "Elo", "95 %")
+    table = _table("SPRT", "game", "agent", "opponent", *numbers, "decision", right=numbers)
+    for row in tests:
+        elo = row["elo"]
+        table.add_row(
+            Text(_safe(row["game"])),
+            Text(_safe(row["agent"])),
+            Text(_safe(row["opponent"])),
+            str(row["pairs"]),
+            f"{row['llr']:.2f}",
+            f"{row['lower']:.2f} to {row['upper']:.2f}",
+            "-" if elo is None else f"{round(elo['value']):+}",
+            "-" if elo is None else f"{round(elo['low']):+} to {round(elo['high']):+}",
+            {"accept": f"elo1 {row['elo1']:g}", "reject": f"elo0 {row['elo0']:g}"}.get(
+                row["decision"], "open"
+            ),
+        )
+    return table
+
+
+def _byes_table(byes: Sequence[Mapping[str, Any]], standings: Sequence[Mapping[str, Any]]) -> Table:
+    """A Swiss tournament's own standings, where somebody sat out and has points for it."""
+    numbers = ("points", "of byes")
+    table = _table("Points with byes", "game", "agent", *numbers, right=numbers)
+    extra: Counter[tuple[str, str]] = Counter()
+    for bye in byes:
+        extra[bye["game"], bye["agent"]] += bye["points"]
+    rows = [
+        (row["game"], row["points"] + extra[row["game"], row["name"]], row["name"])
+        for row in standings
+        if any(game == row["game"] and points for (game, _), points in extra.items())
+    ]
+    for game, points, name in sorted(rows, key=lambda row: (row[0], -row[1])):
+        table.add_row(Text(_safe(game)), Text(_safe(name)), f"{points:g}", f"{extra[game, name]:g}")
+    return table
+
+
+def _ties_table(ties: Sequence[Mapping[str, Any]]) -> Table:
+    columns = ("game", "round", "tie", "higher seed", "other", "points", "goes on", "by")
+    table = _table("Knock-out", *columns, right=("round", "tie", "points"))
+    for tie in sorted(ties, key=lambda tie: (tie["game"], tie["round"], tie["tie"])):
+        one, two = tie["points"]
+        table.add_row(
+            Text(_safe(tie["game"])),
+            str(tie["round"]),
+            str(tie["tie"]),
+            *(Text(_safe(name)) for name in tie["agents"]),
+            f"{one:g} : {two:g}",
+            Text(_safe(tie["winner"])),
+            tie["by"].replace("_", " "),
+        )
+    return table
+
+
+def _pairings_table(pairings: Sequence[Mapping[str, Any]], title: str = "Pairings") -> Table:
     counts = ("wins", "draws", "losses")
     numbers = (*counts, "Elo", "95 %", "LOS")
-    table = _table("Pairings", "game", "agent", "opponent", *numbers, right=numbers)
+    table = _table(title, "game", "agent", "opponent", *numbers, right=numbers)
     for row in pairings:
         table.add_row(
             Text(_safe(row["game"])),

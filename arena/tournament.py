@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import gc
+import heapq
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -11,13 +13,17 @@ import structlog
 
 from agents import Attempt, Fault, LlmConfig, build_agent
 from arena.config import ConfigError, RunConfig
+from arena.fault_share import FaultShare
+from arena.figures import SCHEDULE_COMPLETE
+from arena.formats import Event
 from arena.match import Match, MatchRules, Past, Player
 from arena.pace import Pacer
 from arena.preflight import agent_context, check_contexts
+from arena.probe import ProbeError, probe
 from arena.progress import Progress
-from arena.schedule import MatchSpec
+from arena.schedule import MatchSpec, Schedule
 from arena.store import AttemptRow, MatchRow, PlyRow, Records, SampleRow, Store, StoreError
-from games import Start, load_game
+from games import Start
 from serving import (
     Engine,
     EngineError,
@@ -53,20 +59,33 @@ class Plan:
     config: RunConfig
     specs: tuple[MatchSpec, ...]
     pasts: Mapping[str, Past]
+    schedule: Schedule | None
+    """It has been told all results in `pasts`, and `specs` has all that it made due of them. None
+    where `specs` are all there will be."""
+    new_rows: tuple[MatchRow, ...] = ()
+    """Matches that the store does not hold yet."""
+    held_events: frozenset[tuple[str, str]] = frozenset()
+    """Kinds and details of events that the store holds."""
 
     @property
     def unfinished(self) -> tuple[MatchSpec, ...]:
         return tuple(s for s in self.specs if self.pasts[s.id].row.state != "finished")
 
 
-def new_plan(config: RunConfig, specs: Sequence[MatchSpec]) -> Plan:
+def new_plan(config: RunConfig) -> Plan:
     """A plan in which nothing has been played."""
-    rows = {spec.id: Past(_row(spec, number)) for number, spec in enumerate(specs)}
-    return Plan(config, tuple(specs), rows)
+    schedule = Schedule(config)
+    specs = schedule.due()
+    pasts = {spec.id: Past(_row(spec)) for spec in specs}
+    return Plan(config, tuple(specs), pasts, schedule if config.can_grow else None)
 
 
 def resumed_plan(config: RunConfig, records: Records) -> Plan:
-    """The plan of a run as its store holds it: by identity, never by counting."""
+    """The plan of a run as its store holds it: by identity, never by counting.
+
+    Raises StoreError where a format that adds matches would not have made those that are held, and
+    ConfigError where its openings cannot be read.
+    """
     plies: dict[str, list[PlyRow]] = {row.id: [] for row in records.matches}
     for ply in records.plies:
         plies[ply.match_id].append(ply)
@@ -74,8 +93,39 @@ def resumed_plan(config: RunConfig, records: Records) -> Plan:
     for attempt in records.attempts:
         if attempt.ply == len(plies[attempt.match_id]):
             attempts[attempt.match_id].append(_attempt(attempt))
-    pasts = {row.id: Past(row, plies[row.id], attempts[row.id]) for row in records.matches}
-    return Plan(config, tuple(_spec(row) for row in records.matches), pasts)
+    evals = {(a.match_id, a.ply): a.eval_cp for a in records.attempts if a.fault is None}
+    pasts = {
+        row.id: Past(
+            row,
+            plies[row.id],
+            attempts[row.id],
+            [evals.get((row.id, ply.ply)) for ply in plies[row.id]],
+        )
+        for row in records.matches
+    }
+    specs = list(map(_spec, records.matches))
+    if not config.can_grow:
+        return Plan(config, tuple(specs), pasts, None)
+    schedule, missing = _gone_on(config, records)
+    new_rows = tuple(map(_row, missing))
+    pasts |= {row.id: Past(row) for row in new_rows}
+    specs = sorted([*specs, *missing], key=lambda spec: spec.number)
+    held = frozenset((event.kind, event.detail_json) for event in records.events)
+    return Plan(config, tuple(specs), pasts, schedule, new_rows, held)
+
+
+def _gone_on(config: RunConfig, records: Records) -> tuple[Schedule, list[MatchSpec]]:
+    """The schedule of a run by its results, and matches that were due and are not stored."""
+    scores = {row.id: first_score(row) for row in records.matches if row.state == "finished"}
+    schedule = Schedule(config, scores)
+    known, taken = {row.id for row in records.matches}, {row.number for row in records.matches}
+    missing = [spec for spec in schedule.due() if spec.id not in known]
+    if any(spec.number in taken for spec in missing):
+        raise StoreError(
+            f"run {records.run.id}: this version, or a book that was changed, makes other matches "
+            "of its config; resume it with the version and the book that it began with"
+        )
+    return schedule, missing
 
 
 async def run(
@@ -99,7 +149,10 @@ async def run(
         if engines:
             announce("computing what all prompts begin with")
         players = await _open_players(config, engines, store, stack)
-        matches = _matches(plan, players, store, pacer, progress)
+        make = _maker(plan, players, store, pacer, progress)
+        supply = _Supply(plan, store, pacer, make)
+        if config.faults.probe:
+            await _probe(plan, players, store)
         opened(engines)
         announce(f"playing {len(plan.unfinished)} matches")
         for engine in engines.values():
@@ -110,10 +163,11 @@ async def run(
                 for name, engine in engines.items()
             ]
             metering = group.create_task(_record_telemetry(engines.values(), store))
+            fault_share = FaultShare(config.faults.max_fault_share)
             with _calm_collector():
                 async with asyncio.TaskGroup() as tables:
-                    for _ in range(min(config.tournament.parallel_matches, len(plan.specs))):
-                        tables.create_task(_play_in_turn(matches, pacer, progress))
+                    for _ in range(min(config.tournament.parallel_matches, config.most_matches)):
+                        tables.create_task(_play_in_turn(supply, pacer, progress, fault_share))
             for engine in engines.values():
                 await engine.close()  # ends the snapshots, the last step included
             if recorders:
@@ -145,44 +199,107 @@ def _calm_collector() -> Iterator[None]:
         gc.unfreeze()
 
 
-async def _play_in_turn(matches: Iterator[Match], pacer: Pacer, progress: Progress) -> None:
-    """One permit: the next match when the last has ended."""
-    for match in matches:
-        if pacer.is_stopping:
+class _Supply:
+    """The matches to play, lowest number first, and those that results bring."""
+
+    def __init__(
+        self, plan: Plan, store: Store, pacer: Pacer, make: Callable[[MatchSpec, Past], Match]
+    ) -> None:
+        self._schedule, self._store, self._pacer = plan.schedule, store, pacer
+        self._make = make
+        self._held_events = plan.held_events
+        self._waiting = [(spec.number, spec.id, spec) for spec in plan.unfinished]
+        self._pasts = dict(plan.pasts)
+        self._at_play = 0
+        self._changed = asyncio.Condition()
+        """Held while the schedule is changed, which takes the results one by one."""
+        self._is_complete = False
+        self._note_events()
+
+    async def next(self) -> Match | None:
+        """The next match, waited for while one that is being played may bring it; None: there is
+        none, or the run is stopping."""
+        async with self._changed:
+            while not self._waiting and self._at_play and not self._pacer.is_stopping:
+                await self._changed.wait()
+            if self._pacer.is_stopping or self._pacer.is_finishing or not self._waiting:
+                return None
+            _, _, spec = heapq.heappop(self._waiting)
+            self._at_play += 1
+            return self._make(spec, self._pasts[spec.id])
+
+    async def note(self, row: MatchRow) -> None:
+        """A match was played, to its end or not."""
+        async with self._changed:
+            if row.state == "finished" and self._schedule is not None:
+                # tests, ratings and pairings of large fields take tens of milliseconds
+                await self._add(await asyncio.to_thread(_due_after, self._schedule, row))
+                self._note_events()
+            self._at_play -= 1
+            self._changed.notify_all()
+
+    async def _add(self, due: Sequence[MatchSpec]) -> None:
+        specs = [spec for spec in due if spec.id not in self._pasts]
+        if not specs:
             return
-        await match.play()
+        rows = list(map(_row, specs))
+        await self._store.commit(*rows)  # before any of their moves
+        for spec, row in zip(specs, rows, strict=True):
+            self._pasts[spec.id] = Past(row)
+            heapq.heappush(self._waiting, (spec.number, spec.id, spec))
+
+    def _note_events(self) -> None:
+        if self._schedule is None:
+            return
+        events = self._schedule.events()
+        if not self._schedule.is_open and not self._is_complete:
+            self._is_complete = True
+            events.append(Event(SCHEDULE_COMPLETE, {}))
+        for kind, detail in events:
+            if (kind, json.dumps(detail, default=str)) not in self._held_events:
+                self._store.event(kind, detail)
+
+
+def _due_after(schedule: Schedule, row: MatchRow) -> list[MatchSpec]:
+    schedule.note(row.id, first_score(row))
+    return schedule.due()
+
+
+async def _play_in_turn(
+    supply: _Supply, pacer: Pacer, progress: Progress, fault_share: FaultShare
+) -> None:
+    """One permit: the next match when the last has ended."""
+    while (match := await supply.next()) is not None:
+        await supply.note(await match.play())
+        too_many = fault_share.note(match.is_faulty)
+        progress.engine_failure = progress.engine_failure or too_many
         if progress.engine_failure is not None:
             pacer.stop()
 
 
-def _matches(
+def _maker(
     plan: Plan,
     players: Mapping[str, Player],
     store: Store,
     pacer: Pacer,
     progress: Progress,
-) -> Iterator[Match]:
+) -> Callable[[MatchSpec, Past], Match]:
     config = plan.config
     rules = MatchRules(
         config.seed,
         config.pace.move_period_seconds,
         config.faults.agent_attempts,
         config.tournament.max_plies,
+        config.clock.rules,
+        config.adjudication.rules,
     )
-    games = {spec.game: load_game(spec.game) for spec in plan.specs}
-    return (
-        Match(
-            spec,
-            games[spec.game],
-            (players[spec.agents[0]], players[spec.agents[1]]),
-            rules,
-            store,
-            pacer,
-            progress,
-            plan.pasts[spec.id],
-        )
-        for spec in plan.unfinished
-    )
+    games = {choice.name: choice.game for choice in config.games()}
+
+    def make(spec: MatchSpec, past: Past) -> Match:
+        both = players[spec.agents[0]], players[spec.agents[1]]
+        return Match(spec, games[spec.game], both, rules, store, pacer, progress, past)
+
+    return make
 
 
 async def _open_engines(
@@ -225,7 +342,7 @@ async def _open_players(
 ) -> dict[str, Player]:
     context = agent_context(config, record_event=store.event)
     players = {}
-    for agent_config in config.agents:
+    for agent_config in config.players:
         try:
             agent = build_agent(agent_config, engines, context)
             stack.push_async_callback(agent.close)
@@ -244,6 +361,22 @@ async def _open_players(
     except ConfigError as error:
         raise EnginesFailed(str(error)) from None
     return players
+
+
+async def _probe(plan: Plan, players: Mapping[str, Player], store: Store) -> None:
+    """Ask players whose answers come from elsewhere; the faults of a scripted engine are counted by
+    requests, and it can always be had."""
+    config = plan.config
+    scripted = {name for name, engine in config.engines.items() if engine.kind == "scripted"}
+    asked = {
+        agent.name: players[agent.name]
+        for agent in config.players
+        if agent.kind not in ("random", "greedy") and getattr(agent, "engine", "") not in scripted
+    }
+    try:
+        await probe(asked, plan.unfinished, store)
+    except ProbeError as error:
+        raise EnginesFailed(str(error)) from error
 
 
 def _readiness(engine: Engine) -> Callable[[], bool]:
@@ -333,7 +466,12 @@ def _sample(name: str, snapshot: EngineSnapshot, store: Store, steps: int) -> Sa
     )
 
 
-def _row(spec: MatchSpec, number: int) -> MatchRow:
+def first_score(row: MatchRow) -> float:
+    """The first player's points of a finished match."""
+    return 0.5 if row.winner is None else 1.0 - row.winner
+
+
+def _row(spec: MatchSpec) -> MatchRow:
     return MatchRow(
         id=spec.id,
         pair_id=spec.pair_id,
@@ -353,14 +491,14 @@ def _row(spec: MatchSpec, number: int) -> MatchRow:
         ended=None,
         suspended_at=None,
         suspended_s=0.0,
-        number=number,
+        number=spec.number,
     )
 
 
 def _spec(row: MatchRow) -> MatchSpec:
     start = Start(row.start_fen, row.ruleset, row.opening)
     names = row.agents
-    return MatchSpec(row.id, row.pair_id, row.game, row.ruleset, names, start)
+    return MatchSpec(row.id, row.pair_id, row.game, row.ruleset, names, start, row.number)
 
 
 def _attempt(row: AttemptRow) -> Attempt:
@@ -371,6 +509,7 @@ def _attempt(row: AttemptRow) -> Attempt:
         times = Timings(
             submitted, admitted, row.first_token, done, row.queue_s, row.prefill_s, row.decode_s
         )
-        reply = Reply(row.reply_text, Finish(row.finish or Finish.STOP), usage, times)
+        finish, thought = Finish(row.finish or Finish.STOP), row.reasoning or ""
+        reply = Reply(row.reply_text, finish, usage, times, reasoning=thought)
     fault = Fault(row.fault) if row.fault else None
-    return Attempt(row.n, reply, fault, row.detail, row.request_id)
+    return Attempt(row.n, reply, fault, row.detail, row.request_id, row.eval_cp)

@@ -15,15 +15,14 @@ import json
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import structlog
 
 from arena.store import AttemptRow, EventRow, MatchRow, PlyRow, RunClock, RunRow, storable
+from arena.wall_time import WallTime
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -74,35 +73,6 @@ class _FirstComplaint(logging.Handler):
         _LIBRARY_LOG.propagate = True
 
 
-class _WallTime:
-    """Wall-clock times on the run's axis.
-
-    The `process_start` events give them to a second. In the process that plays the run its own
-    clock does better: its time is taken once, so that spans keep their order and lengths.
-    """
-
-    def __init__(self, created: str, clock: RunClock | None) -> None:
-        self._zeros = [(0.0, datetime.fromisoformat(created).timestamp())]
-        """From which run time on, and the wall time of the axis's zero, in seconds."""
-        self._own_from = float("inf") if clock is None else clock.start
-        if clock is not None:
-            self._zeros.append((clock.start, time.time() - clock.now()))
-
-    def note_start(self, event: EventRow) -> None:
-        """Take a `process_start` event in."""
-        detail = json.loads(event.detail_json)
-        offset = float(detail["offset_s"])
-        if offset < self._own_from:
-            zero = datetime.fromisoformat(detail["wall"]).timestamp() - offset
-            self._zeros.append((offset, zero))
-            self._zeros.sort()
-
-    def ns(self, run_s: float) -> int:
-        """Nanoseconds since 1970 of a time of the run."""
-        zero = next(zero for since, zero in reversed(self._zeros) if since <= max(run_s, 0.0))
-        return round((zero + run_s) * 1e9)
-
-
 class _Move(NamedTuple):
     """What an agent was asked, and how it went."""
 
@@ -136,7 +106,7 @@ class Tracer:
         self._engines: Mapping[str, Mapping[str, Any]] = config.get("engines", {})
         self._engine_of = {agent["name"]: agent.get("engine") for agent in config.get("agents", ())}
         self._slo_s: float = config["slo"]["move_seconds"]
-        self._wall = _WallTime(run.created, clock)
+        self._wall = WallTime(run.created, clock)
         self._api = trace
         self._provider = provider
         self._tracer = provider.get_tracer("boardfleet")

@@ -39,6 +39,16 @@ def verdict_of_run(figures: Figures) -> dict[str, Any] | None:
     return _first(figures, review, whole_run)
 
 
+def saturated_engines(figures: Figures) -> set[str]:
+    """Names of the engines that were saturated in the run so far."""
+    config = _config(figures)
+    return {
+        name
+        for name, engine in figures.engines.items()
+        if review(whole_run(engine), _facts(figures, engine), config) is not None
+    }
+
+
 def whole_run(engine: EngineFigures) -> Sequence[Bucket]:
     """The finest telemetry that still reaches back to the run's beginning."""
     coarsest = engine.buckets[SPANS_S[-1]]
@@ -53,14 +63,18 @@ def whole_run(engine: EngineFigures) -> Sequence[Bucket]:
 def _first(
     figures: Figures, rule: _Rule, buckets: Callable[[EngineFigures], Sequence[Bucket]]
 ) -> dict[str, Any] | None:
-    known = figures.config.get("saturation", {})
-    config = SaturationConfig(**{k: known[k] for k in SaturationConfig.model_fields if k in known})
+    config = _config(figures)
     verdicts = [
         verdict
         for engine in figures.engines.values()
         if (verdict := rule(buckets(engine), _facts(figures, engine), config)) is not None
     ]
     return asdict(min(verdicts, key=lambda verdict: verdict.since_s)) if verdicts else None
+
+
+def _config(figures: Figures) -> SaturationConfig:
+    known = figures.config.get("saturation", {})
+    return SaturationConfig(**{k: known[k] for k in SaturationConfig.model_fields if k in known})
 
 
 def _facts(figures: Figures, engine: EngineFigures) -> EngineFacts:

@@ -69,7 +69,8 @@ class FolderFeed:
     def is_played(self) -> bool:
         """Whether the process that took the run up last is still there."""
         figures = self._figures
-        if figures.process is None or len(figures.finished) == len(figures.matches):
+        is_all_in = len(figures.finished) == len(figures.matches) and not figures.can_grow
+        if figures.process is None or is_all_in:
             return False
         pid, began = figures.process
         try:

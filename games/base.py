@@ -67,6 +67,8 @@ class Termination(StrEnum):
     FORFEIT = "forfeit"  # the agent's own failures used up its budget; `detail` names the last
     FLAG_FALL = "flag_fall"
     RESIGNATION = "resignation"
+    ADJUDICATED_DRAW = "adjudicated_draw"  # by the players' own scores, where the config asks
+    ADJUDICATED_WIN = "adjudicated_win"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ class GameRecord:
     and Black). Values are hostile text: a game escapes them."""
     comments: tuple[str, ...]
     """One a move, for those that have one; empty text for none. Hostile text too."""
+    closing: str = ""
+    """Said after the last move: how it ended, and the illegal move of a forfeit. Hostile too."""
 
 
 class Position(Protocol):
@@ -195,10 +199,12 @@ class Game(Protocol):
         """The position at `start`; ValueError names what is wrong with a bad FEN or rule set."""
         ...
 
-    def openings(self, book: str, ruleset: str) -> tuple[Start, ...]:
+    def openings(self, book: str, ruleset: str, *, plies: int | None = None) -> tuple[Start, ...]:
         """Starts of a book: "start" (the usual one alone), "builtin", or a path the game can read.
 
-        ValueError or OSError where the book is unknown or unreadable.
+        `plies` is given only where a user asks for a book of games to be cut after so many moves.
+        ValueError or OSError where the book is unknown or unreadable, or where an opening has ended
+        or has repeated a position three times.
         """
         ...
 

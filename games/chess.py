@@ -5,7 +5,8 @@ Threefold repetition and fifty moves end the game when they occur, as claims tha
 
 import io
 import re
-from functools import cached_property, lru_cache
+from collections.abc import Callable
+from functools import cached_property, lru_cache, partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -472,7 +473,7 @@ _OPENINGS = (
     ("Caro-Kann Defence", "e4 c6 d4 d5 Nc3 dxe4 Nxe4 Bf5"),
     ("Scandinavian Defence", "e4 d5 exd5 Qxd5 Nc3 Qa5"),
     ("Queen's Gambit Declined", "d4 d5 c4 e6 Nc3 Nf6"),
-    ("Queen's Gambit Accepted", "d4 d5 c4 dxc4 Nf3 Nf6"),
+    ("Queen's Gambit Accepted", "d4 d5 c4 dxc4 e3 e6 Bxc4 Nf6"),
     ("Slav Defence", "d4 d5 c4 c6 Nf3 Nf6"),
     ("Nimzo-Indian Defence", "d4 Nf6 c4 e6 Nc3 Bb4"),
     ("King's Indian Defence", "d4 Nf6 c4 g6 Nc3 Bg7 e4 d6"),
@@ -517,6 +518,9 @@ def _read_epd(text: str, is_chess960: bool) -> list[tuple[int, str, str]]:
     return entries
 
 
+_Reader = Callable[[str, bool], list[tuple[int, str, str]]]
+
+
 class _QuietBuilder(chess.pgn.GameBuilder[chess.pgn.Game]):
     """Keeps errors for the caller and logs nothing."""
 
@@ -524,8 +528,8 @@ class _QuietBuilder(chess.pgn.GameBuilder[chess.pgn.Game]):
         self.game.errors.append(error)
 
 
-def _read_pgn(text: str, is_chess960: bool) -> list[tuple[int, str, str]]:
-    """(line, FEN, name) of the last mainline position of every game."""
+def _read_pgn(text: str, is_chess960: bool, plies: int | None = None) -> list[tuple[int, str, str]]:
+    """(line, FEN, name) of the mainline position of every game after `plies`, or at its end."""
     entries: list[tuple[int, str, str]] = []
     handle = io.StringIO(text)
     while True:
@@ -537,11 +541,16 @@ def _read_pgn(text: str, is_chess960: bool) -> list[tuple[int, str, str]]:
             return entries
         if game.errors:
             raise ValueError(f"line {number}: {game.errors[0]}")
-        board = game.end().board()
+        node: chess.pgn.GameNode = game
+        while node.variations and (plies is None or node.ply() - game.ply() < plies):
+            node = node.variations[0]
+        board = node.board()
         if board.chess960 and not is_chess960:
             raise ValueError(f"line {number}: a Chess960 game needs the rule set chess960")
         if not game.variations and "FEN" not in game.headers:
             raise ValueError(f"line {number}: the game has no moves")
+        if board.is_repetition(3):
+            raise ValueError(f"line {number}: the position there has occurred three times")
         name = game.headers.get("Opening") or game.headers.get("Event", "")
         entries.append((number, board.fen(), "" if name == "?" else name))
 
@@ -583,17 +592,23 @@ class Chess:
             known = ", ".join(RULESETS)
             raise ValueError(f"chess has no rule set {ruleset!r}; it has {known}")
 
-    def openings(self, book: str, ruleset: str) -> tuple[Start, ...]:
-        """ "builtin" is 16 short openings, or 16 starts of Chess960; a file is EPD or PGN."""
+    def openings(self, book: str, ruleset: str, *, plies: int | None = None) -> tuple[Start, ...]:
+        """ "builtin" is 16 short openings, or 16 starts of Chess960; a file is EPD or PGN, whose
+        games are cut after `plies`; those that are alike then count once."""
         self._check_ruleset(ruleset)
         if book == "start":
             return (Start(chess.STARTING_FEN, ruleset),)
         if book == "builtin":
             return _builtin_starts(ruleset)
-        return self._read_book(Path(book), ruleset)
+        return self._read_book(Path(book), ruleset, plies)
 
-    def _read_book(self, path: Path, ruleset: str) -> tuple[Start, ...]:
-        readers = {".pgn": _read_pgn, ".epd": _read_epd, ".fen": _read_epd, ".txt": _read_epd}
+    def _read_book(self, path: Path, ruleset: str, plies: int | None) -> tuple[Start, ...]:
+        readers: dict[str, _Reader] = {
+            ".pgn": partial(_read_pgn, plies=plies),
+            ".epd": _read_epd,
+            ".fen": _read_epd,
+            ".txt": _read_epd,
+        }
         reader = readers.get(path.suffix.lower())
         if reader is None:
             raise ValueError(f"{path}: a chess book is named .epd, .fen, .txt or .pgn")
@@ -612,6 +627,8 @@ class Chess:
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
             key = tuple(position.fen.split()[:4])
+            if key in seen and plies is not None:
+                continue  # games that part later
             if key in seen:
                 raise ValueError(f"{path}, line {number}: same position as line {seen[key]}")
             if position.result() is not None:
@@ -634,6 +651,7 @@ class Chess:
         node: chess.pgn.GameNode = game
         for move, comment in zip_longest(record.moves, record.comments, fillvalue=""):
             node = node.add_variation(_MOVES[move], comment=comment_text(comment))
+        node.comment = " ".join(filter(None, (node.comment, comment_text(record.closing))))
         return str(game)
 
     def adjudicate_ply_cap(self, position: Position) -> Result:

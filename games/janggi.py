@@ -453,8 +453,10 @@ class Janggi:
             raise ValueError(f"bad janggi FEN {start.fen[:120]!r}: {error}") from None
         return JanggiPosition(start, rules, (), side, (board,), halfmoves, fullmove)
 
-    def openings(self, book: str, ruleset: str) -> tuple[Start, ...]:
+    def openings(self, book: str, ruleset: str, *, plies: int | None = None) -> tuple[Start, ...]:
         """ "builtin" is the 16 set-ups, Cho's order first; a file holds one FEN a line."""
+        if plies is not None:
+            raise ValueError("janggi reads no book of games, so there is nothing to cut by `plies`")
         if ruleset not in RULESETS:
             known = ", ".join(RULESETS)
             raise ValueError(f"janggi has no rule set {ruleset!r}; it has {known}")
@@ -498,8 +500,8 @@ class Janggi:
         return tuple(starts)
 
     def record(self, record: GameRecord) -> str:
-        """Header lines, the start FEN among them, then `12. b1c3 02마83 {comment}` for every ply
-        and the result, Cho's points first."""
+        """Header lines, the start FEN among them, then `12. b1c3 02마83 {comment}` for every ply,
+        the closing words in braces and the result, Cho's points first."""
         names = {"First": "Cho", "Second": "Han"}
         headers = {names.get(name, name): value for name, value in record.headers.items()}
         headers |= {"RuleSet": record.start.ruleset, "FEN": record.start.fen}
@@ -511,6 +513,8 @@ class Janggi:
             said = comment_text(comment)
             lines.append(f"{line} {{{said}}}" if said else line)
             position = position.play(move)
+        if closing := comment_text(record.closing):
+            lines.append(f"{{{closing}}}")
         lines.append(result_mark(record.is_finished, record.winner))
         return "\n".join(lines)
 

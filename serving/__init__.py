@@ -21,6 +21,7 @@ from serving.engine import (
     RequestRejected,
     Sampling,
     Template,
+    ThinkingTemplate,
     Timings,
     TokenPrompt,
     Usage,
@@ -29,7 +30,7 @@ from serving.fake_model import FakeConfig
 from serving.limits import Limited, is_recordable
 from serving.llama_server import LlamaServerConfig
 from serving.models import ResolvedModel, local_directory, resolve
-from serving.process import end_survivors
+from serving.process import end_survivors, kill_group
 from serving.registry import (
     ENGINE_KINDS,
     build_engine,
@@ -91,6 +92,7 @@ __all__ = [
     "ScriptedFault",
     "Template",
     "TemplateError",
+    "ThinkingTemplate",
     "Timings",
     "TokenPrompt",
     "Usage",
@@ -103,6 +105,7 @@ __all__ = [
     "end_survivors",
     "engine_kind",
     "is_recordable",
+    "kill_group",
     "load_template",
     "local_directory",
     "parse_engine_config",

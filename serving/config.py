@@ -25,6 +25,9 @@ class EngineConfig(BaseModel):
 
     lacking: ClassVar[dict[str, str]] = {}
     """Knobs of other kinds that this kind has not, each with the reason."""
+    takes_ids: ClassVar[bool] = True
+    """Prompts are token ids, which can be continued, and no chat messages. A user's own kind says
+    it by its template."""
 
     kind: str = Field(description="The kind of engine.")
     context_tokens: int = Field(

@@ -61,8 +61,8 @@ class Reading:
     decode_s: float | None = None
     pieces: int = 0
     """Messages that brought text of the answer. Thinking is none of it."""
-    has_thought: bool = False
-    """Thinking was told apart from the answer."""
+    thought: str = ""
+    """Thinking that was told apart from the answer."""
     is_done: bool = False
     """The server's mark of the end was seen: the answer is whole."""
 
@@ -70,6 +70,11 @@ class Reading:
     def has_content(self) -> bool:
         """Whether any text of the answer has come."""
         return self.pieces > 0
+
+    @property
+    def has_thought(self) -> bool:
+        """Whether any such thinking has come."""
+        return bool(self.thought)
 
     @property
     def has_begun(self) -> bool:

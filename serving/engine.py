@@ -115,6 +115,24 @@ class Template(Protocol):
         ...
 
 
+@runtime_checkable
+class ThinkingTemplate(Protocol):
+    """A template that can leave a prompt open for reasoning and close it by force; none of chat
+    messages can."""
+
+    think_end: str
+    """What the model writes after its last thought."""
+
+    def open_thought(self, parts: PromptParts) -> Prompt:
+        """The prompt with a thought begun; one more move only adds its ids before the tail."""
+        ...
+
+    def close_thought(self, parts: PromptParts, thought: str, max_tokens: int) -> Prompt:
+        """The ids of `open_thought`, then at most `max_tokens` of the thought, then its end: what
+        follows is the answer."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are drawn."""
@@ -142,6 +160,9 @@ class Request:
     """Seconds from admission until the request is given up (a duration, not a time)."""
     stream: bool = False
     use_prefix_cache: bool = True
+    stop: tuple[str, ...] = ()
+    """Texts that end a free answer. An engine may leave them at its end, or write on: whoever asks
+    cuts there. Engines that take chat messages are not told."""
 
 
 class Finish(StrEnum):
@@ -195,6 +216,8 @@ class Reply:
     step_requests_mean: float | None = None
     """Mean number of requests in the batch over the steps this request took part in."""
     replica: str | None = None
+    reasoning: str = ""
+    """What was thought, where that is told apart from the answer."""
 
 
 @dataclass(frozen=True, slots=True)

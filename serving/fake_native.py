@@ -24,6 +24,7 @@ from serving.fake_wire import (
     openai_choices,
     prompt_ids,
     sglang_too_long,
+    stop_texts,
     timings_of,
 )
 
@@ -61,6 +62,8 @@ class SglangForm(OpenAiForm):
             is_streamed=bool(body.get("stream")),
             rid=body.get("rid"),
             salt=str(body.get("extra_key") or ""),
+            stop=stop_texts(sampling),
+            keeps_stop=bool(sampling.get("no_stop_trim")),
         )
 
     def _choices(self, sampling: Mapping[str, Any]) -> Texts | None:
@@ -169,6 +172,7 @@ class LlamaForm(OpenAiForm):
             is_streamed=bool(body.get("stream")),
             slot=body.get("id_slot"),
             use_cache=bool(body.get("cache_prompt", True)),
+            stop=stop_texts(body),
             fields=tuple(body.get("response_fields") or ()),
         )
 

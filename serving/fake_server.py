@@ -56,6 +56,7 @@ from serving.fake_wire import (
     compact,
     error_of,
     sglang_no_room,
+    stopped,
 )
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -209,6 +210,8 @@ class FakeServer:
         if fault == "thinking":
             apart = form.thinks_apart
             whole = (*(THOUGHTS if apart else ("<think>", *THOUGHTS, "</think>")), *whole)
+        if texts is None:
+            whole = stopped(whole, question)
         if fault == "cut_short":
             room = min(room, len(whole) // 2)
         ask = Ask(

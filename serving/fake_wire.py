@@ -22,7 +22,7 @@ from serving.fake_constraints import (
     from_schema,
     from_vllm,
 )
-from serving.fake_model import FakeDialect, Ids, Job, text_ids
+from serving.fake_model import FakeDialect, Ids, Job, pieces_of, text_ids
 
 Event = dict[str, Any]
 
@@ -65,6 +65,10 @@ class Question:
     """Of the prefix cache."""
     is_cut: bool = False
     """Whether a prompt over the context loses its beginning, and is not refused."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a free answer."""
+    keeps_stop: bool = False
+    """Whether they stand at its end; else they are none of it."""
     fields: tuple[str, ...] = ()
     """llama.cpp: the only fields wanted in the last event; none: all."""
 
@@ -171,6 +175,22 @@ def chat_ids(messages: Any) -> Ids:
         "".join(f"<{message['role']}>{message['content']}</>" for message in messages)
         + "<assistant>"
     )
+
+
+def stop_texts(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Under `stop`: none, one, or a list."""
+    stop = options.get("stop") or ()
+    return (stop,) if isinstance(stop, str) else tuple(map(str, stop))
+
+
+def stopped(pieces: tuple[str, ...], question: Question) -> tuple[str, ...]:
+    """The tokens of a free answer as far as the first of the question's stop texts."""
+    for stop in question.stop:
+        before, found, _ = "".join(pieces).partition(stop)
+        if found:
+            kept = before + stop if question.keeps_stop else before
+            pieces = pieces_of(kept, by_character=False)
+    return pieces
 
 
 def prompt_ids(prompt: Any) -> Ids:
@@ -398,6 +418,7 @@ class ChunkForm(OpenAiForm):
             slot=body.get("id_slot") if self.dialect == "llama_server" else None,
             use_cache=bool(body.get("cache_prompt", True)),
             salt=str(body.get("cache_salt" if self.dialect == "vllm" else "extra_key") or ""),
+            stop=stop_texts(body),
         )
 
     def _ids(self, body: Mapping[str, Any]) -> Ids:

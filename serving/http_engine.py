@@ -323,7 +323,8 @@ class HttpEngine:
             self._telemetry.answered(usage)
         if (why := cut_short(request, reading.finish, reading.completion)) is not None:
             raise EngineUnavailable(why)
-        return Reply(text, reading.finish or otherwise, usage, timings)
+        finish = reading.finish or otherwise
+        return Reply(text, finish, usage, timings, reasoning=reading.thought)
 
     def _usage(self, stream: Stream) -> Usage:
         """As the server tells; what it does not tell is counted here, and that is told once. Of

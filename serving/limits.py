@@ -245,7 +245,13 @@ def _with_submitted(reply: Reply, submitted: float) -> Reply:
         submitted, at.admitted, at.first_token, at.done, at.queue_s, at.prefill_s, at.decode_s
     )
     return Reply(
-        reply.text, reply.finish, reply.usage, timings, reply.step_requests_mean, reply.replica
+        reply.text,
+        reply.finish,
+        reply.usage,
+        timings,
+        reply.step_requests_mean,
+        reply.replica,
+        reply.reasoning,
     )
 
 

@@ -234,6 +234,8 @@ class LlamaDialect(Dialect):
         }
         if draw.seed is not None:
             body["seed"] = draw.seed % _SEEDS
+        if request.stop:
+            body["stop"] = list(request.stop)
         if choices is not None:
             body["grammar"] = grammar_of(choices)
         slot = self._table.take(request.match_id, wire_id, request.prompt.ids)

@@ -76,6 +76,7 @@ class ChatConfig(HttpEngineConfig):
     """What OpenAI's chat protocol can be told."""
 
     lacking: ClassVar[dict[str, str]] = _SERVERS_OWN
+    takes_ids: ClassVar[bool] = False
 
     extra_body: dict[str, Any] = Field(
         default_factory=dict,
@@ -124,6 +125,7 @@ class OllamaConfig(HttpEngineConfig):
         "extra_args": "takes no further arguments; it is set up by environment variables",
     }
     launch_only: ClassVar[frozenset[str]] = HttpEngineConfig.launch_only | {"binary", "kv_dtype"}
+    takes_ids: ClassVar[bool] = False
 
     kind: Literal["ollama"] = "ollama"
     binary: str = Field(default="ollama", description="Ollama's file, or its name on PATH.")
@@ -178,8 +180,7 @@ class OpenAiDialect(Dialect):
             told = part(choice, "delta")
             reading.add(text_of(told, "content"))
             # thinking, by two names, is no part of the answer
-            if told.get("reasoning_content") or told.get("reasoning"):
-                reading.has_thought = True
+            reading.thought += str(told.get("reasoning_content") or told.get("reasoning") or "")
             if choice.get("finish_reason") is not None:
                 reading.finish = finish_of(choice["finish_reason"])
         read_usage(content, reading)
@@ -243,8 +244,7 @@ class OllamaDialect(Dialect):
         content = event(data)
         told = part(content, "message")
         reading.add(text_of(told, "content"))
-        if told.get("thinking"):
-            reading.has_thought = True
+        reading.thought += str(told.get("thinking") or "")
         if content.get("done") is not True:
             return
         reason = content.get("done_reason", "stop")

@@ -96,7 +96,9 @@ class ScriptedConfig(EngineConfig):
         description="Tokens said to be written; omitted: one a character and one.",
     )
     replies: tuple[str, ...] = Field(
-        default=(), description="What a free answer says, taken in turn by the request's seed."
+        default=(),
+        description="What a free answer or a thought says, taken in turn by the request's seed and "
+        "cut after as many characters as it may have tokens.",
     )
     prefix_cache: bool = Field(default=True, description="Report cached prompt tokens.")
     block_tokens: int = Field(default=32, ge=1, description="Whole blocks count as cached.")
@@ -310,6 +312,8 @@ class ScriptedEngine:
             seed = self._config.seed + number
         text = self._text(request, seed)
         finish = Finish.STOP
+        if request.choices is None and len(text) > request.max_tokens:
+            text, finish = text[: request.max_tokens], Finish.LENGTH
         if fault == "cut_short":
             text, finish = text[: len(text) // 2], Finish.LENGTH
         elif fault == "garbage":
@@ -327,9 +331,12 @@ class ScriptedEngine:
     def _text(self, request: Request, seed: int) -> str:
         if request.choices:
             return request.choices[_scramble(seed) % len(request.choices)]
+        text = "I have no opinion.\nMOVE: pass"
         if self._config.replies:
-            return self._config.replies[_scramble(seed) % len(self._config.replies)]
-        return "I have no opinion.\nMOVE: pass"
+            text = self._config.replies[_scramble(seed) % len(self._config.replies)]
+        for stop in request.stop:
+            text = text.partition(stop)[0]
+        return text
 
     def _usage(self, request: Request, text: str) -> Usage:
         completion = self._config.tokens_per_reply or len(text) + 1

@@ -102,6 +102,9 @@ class SglangDialect(Dialect):
         if draw.seed is not None:
             # heeded by servers with --enable-deterministic-inference alone
             sampling["sampling_seed"] = draw.seed
+        if request.stop:
+            # trimmed, the last message would take back what those before it told
+            sampling |= {"stop": list(request.stop), "no_stop_trim": True}
         if (choices := check_choices(request)) is not None:
             sampling["regex"] = f"({'|'.join(map(re.escape, choices))})"
         body: dict[str, Any] = {

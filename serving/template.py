@@ -26,13 +26,18 @@ TEMPLATE_DATE = datetime(2024, 7, 26)
 """What `strftime_now` tells a template. Fixed: a date in the prompt would empty the prefix cache
 at midnight and make a resumed run ask something else. (The date that Llama 3 falls back to.)"""
 
+THINK_BEGIN, THINK_END = "<think>", "</think>"
+"""Around a thought: tokens of models that reason, plain text to others."""
+_AFTER_THOUGHT = f"\n{THINK_END}\n\n"
+
 _MARK = "@@END-OF-MOVES@@"
 _BODY_TOKENS_KEPT = 2_000_000
 _HEADS_KEPT = 4096
 _ANCHOR = "e2e4"
 
 Message = dict[str, str]
-_HeadKey = tuple[str, str, str]
+_HeadKey = tuple[str, str, str, bool]
+"""System, persona, lead, and whether the model thinks first."""
 Ids: TypeAlias = "array[int]"
 """Arrays, since tuples of numbers would each be walked by Python's cycle collector."""
 
@@ -50,7 +55,7 @@ class _Head:
 class ChatTemplate:
     """A Jinja chat template as Hugging Face's libraries set it up, in text alone."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str], *, think: bool = False) -> None:
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
         )
@@ -62,30 +67,34 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template cannot be read: {error}") from error
         self._special_tokens = special_tokens
-        self._think = think
         self._has_system = self._keeps_system()
 
-    def user_text(self, system: str, user: str) -> str:
-        """The whole prompt up to the start of the answer.
+    def user_text(self, system: str, user: str, *, thinks: bool = False) -> str:
+        """The whole prompt up to the start of the answer, or where the model `thinks` of its
+        thought.
 
-        A template without a system role gets `system` at the start of the user's message. One that
-        opens `<think>` in the answer is closed unless the model is to think.
+        A template without a system role gets `system` at the start of the user's message. `<think>`
+        stands open at the end exactly where the model is to think, whether the template opens it or
+        has never heard of it.
         """
         if self._has_system:
             messages = [_message("system", system), _message("user", user)]
         else:
             messages = [_message("user", f"{system}\n\n{user}")]
-        text = self._render(messages)
-        if not self._think and text.rfind("<think>") > text.rfind("</think>"):
-            text = text.rstrip("\n") + "\n\n</think>\n\n"
+        text = self._render(messages, thinks=thinks)
+        is_open = text.rfind(THINK_BEGIN) > text.rfind(THINK_END)
+        if thinks and not is_open:
+            return f"{text}{THINK_BEGIN}\n"
+        if is_open and not thinks:
+            return text.rstrip("\n") + f"\n{_AFTER_THOUGHT}"
         return text
 
-    def _render(self, messages: list[Message]) -> str:
+    def _render(self, messages: list[Message], *, thinks: bool = False) -> str:
         try:
             return self._template.render(
                 messages=messages,
                 add_generation_prompt=True,
-                enable_thinking=self._think,
+                enable_thinking=thinks,
                 tools=None,
                 documents=None,
                 **self._special_tokens,
@@ -108,10 +117,12 @@ class ModelTemplate:
     tail) makes the next ply's prompt the last one's plus one move.
     """
 
+    think_end = THINK_END
+
     def __init__(self, tokenizer: Tokenizer, chat: ChatTemplate) -> None:
         self._tokenizer = tokenizer
         self._chat = chat
-        self._heads: dict[tuple[str, str, str], _Head] = {}
+        self._heads: dict[_HeadKey, _Head] = {}
         self._move_ids: dict[str, Ids] = {}
         self._note_ids: dict[str, Ids] = {}
         self._bodies: dict[tuple[_HeadKey, tuple[str, ...]], Ids] = {}
@@ -123,12 +134,25 @@ class ModelTemplate:
 
     def render(self, parts: PromptParts) -> TokenPrompt:
         """The prompt's ids; raises TemplateError where the template cannot hold `parts`."""
-        key = (parts.system, parts.persona, parts.lead)
+        return TokenPrompt(self._ids(parts, thinks=False))
+
+    def open_thought(self, parts: PromptParts) -> TokenPrompt:
+        """As `render`, with `<think>` opened in the answer."""
+        return TokenPrompt(self._ids(parts, thinks=True))
+
+    def close_thought(self, parts: PromptParts, thought: str, max_tokens: int) -> TokenPrompt:
+        """As `open_thought`, then the thought and `</think>`."""
+        said = self._encode_after(thought)[:max_tokens]
+        end = self._encode_after(_AFTER_THOUGHT)
+        return TokenPrompt(self._ids(parts, thinks=True) + said + end)
+
+    def _ids(self, parts: PromptParts, *, thinks: bool) -> Ids:
+        key = (parts.system, parts.persona, parts.lead, thinks)
         head = self._heads.get(key) or self._add_head(key)
         body = self._body(key, head, parts.moves)
         if parts.tail_note:
             body = body + self._note(parts.tail_note)
-        return TokenPrompt(body + head.tail)
+        return body + head.tail
 
     def count_tokens(self, parts: PromptParts) -> int:
         return len(self.render(parts).ids)
@@ -152,7 +176,7 @@ class ModelTemplate:
             own, own_before = self.encode(self.text(parts)), self.encode(self.text(shorter))
         except TemplateError as error:
             return str(error)
-        key = (parts.system, parts.persona, parts.lead)
+        key = (parts.system, parts.persona, parts.lead, False)
         tail = (self._heads.get(key) or self._add_head(key)).tail
         grown = own_before[: len(own_before) - len(tail)]
         at = _first_difference(own[: len(grown)], grown)
@@ -194,7 +218,8 @@ class ModelTemplate:
 
     def _add_head(self, key: _HeadKey) -> _Head:
         system, lead = system_text(key[0], key[1]), key[2].strip()
-        head_text, mark, tail_text = self._chat.user_text(system, lead + _MARK).partition(_MARK)
+        text = self._chat.user_text(system, lead + _MARK, thinks=key[3])
+        head_text, mark, tail_text = text.partition(_MARK)
         if not mark or _MARK in tail_text or lead not in head_text:
             raise TemplateError("the chat template does not keep the user's message as it is")
         if system not in head_text:
@@ -226,7 +251,7 @@ class ModelTemplate:
         return array("i", self.encode(text))
 
 
-def load_template(directory: Path, *, think: bool = False) -> ModelTemplate:
+def load_template(directory: Path) -> ModelTemplate:
     """The template of a model directory: `tokenizer.json` and its chat template.
 
     Raises TemplateError where one is missing or unreadable.
@@ -239,7 +264,7 @@ def load_template(directory: Path, *, think: bool = False) -> ModelTemplate:
     tokenizer = _tokenizer(tokenizer_file, tokenizer_file.stat().st_mtime_ns)
     settings = _read_json(directory / "tokenizer_config.json")
     source = _template_source(directory, settings)
-    return ModelTemplate(tokenizer, ChatTemplate(source, _special_tokens(settings), think=think))
+    return ModelTemplate(tokenizer, ChatTemplate(source, _special_tokens(settings)))
 
 
 @lru_cache(maxsize=8)

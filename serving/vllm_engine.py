@@ -341,6 +341,7 @@ class VllmEngine:
             min_tokens=draw.min_tokens,
             use_prefix_cache=request.use_prefix_cache,
             stream=request.stream,
+            stop=request.stop,
         )
         host.link.send("ask", *ask)
         pending.timer = loop.call_later(request.deadline_s, self._expire, host, pending)

@@ -225,6 +225,7 @@ def sampling(ask: Ask) -> SamplingParams:
         temperature=ask.temperature,
         top_p=ask.top_p,
         seed=ask.seed,
+        stop=list(ask.stop),
         skip_reading_prefix_cache=not ask.use_prefix_cache,
         structured_outputs=StructuredOutputsParams(choice=choices) if choices else None,
         output_kind=RequestOutputKind.DELTA if ask.stream else RequestOutputKind.FINAL_ONLY,

@@ -135,6 +135,8 @@ class VllmDialect(Dialect):
         }
         if draw.seed is not None:
             body["seed"] = draw.seed
+        if request.stop:
+            body["stop"] = list(request.stop)
         if (choices := check_choices(request)) is not None:
             body["structured_outputs"] = {"choice": list(choices)}
         if not request.use_prefix_cache:

@@ -35,6 +35,7 @@ class Ask(NamedTuple):
     min_tokens: int
     use_prefix_cache: bool
     stream: bool
+    stop: Sequence[str] = ()
 
 
 class Answer(NamedTuple):

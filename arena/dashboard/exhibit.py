@@ -14,11 +14,12 @@ from typing import Any
 
 import structlog
 
+from arena.dashboard.browse import Wish, browse
+from arena.dashboard.league import LiveStandings
 from arena.details import match_detail
 from arena.figures import Figures, MatchFigures
 from arena.follow import read_match
 from arena.frames import SCHEMA_VERSION, Overview, board, bucket_data, last
-from arena.report import result
 from arena.store import StoreError
 from games import Drawn, load_game
 from serving import SPANS_S
@@ -67,6 +68,7 @@ class LiveExhibit:
         self._figures: Figures = overview.figures
         self._period_s: float = self._figures.config["pace"]["move_period_seconds"]
         self._folder = folder
+        self._standings = LiveStandings(self._figures)
         self._seq = 0
         self._made_at = 0.0
         self._now = 0.0
@@ -223,14 +225,15 @@ class LiveExhibit:
         slo_ms = self._figures.config["slo"]["move_seconds"] * 1000
         return match_detail(records, slo_ms, self._period_s)
 
-    async def results(self, offset: int, limit: int) -> dict[str, Any]:
-        """Matches that ended, newest first."""
+    async def results(self, offset: int, limit: int, wish: Wish) -> dict[str, Any]:
+        """Matches that ended, as `browse` has them."""
         figures = self._figures
-        rows = figures.finished[::-1][offset : offset + limit]
-        return {
-            "total": len(figures.finished),
-            "results": [result(row, figures.matches[row.id].plies) for row in rows],
-        }
+        ended = [figures.matches[row.id] for row in figures.finished]
+        return await asyncio.to_thread(browse, ended, wish, offset, limit)
+
+    async def standings(self, known: int | None) -> bytes | None:
+        """Tables of the matches that ended, as JSON; None to one who knows those of as many."""
+        return await self._standings.tell(known, is_over=self.ended)
 
     async def telemetry(self, engine: str, span: int) -> dict[str, Any] | None:
         """An engine's buckets of one span; None: there are none of that."""

@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self
 from aiohttp import web
 
 from arena.dashboard import guard
+from arena.dashboard.browse import ORDERS, SORTS, WINNERS, Wish
 from arena.dashboard.guard import Binding
 
 STATIC = Path(__file__).with_name("static")
@@ -79,7 +80,10 @@ class Exhibit(Protocol):
 
     async def match(self, match_id: str) -> dict[str, Any] | None: ...
 
-    async def results(self, offset: int, limit: int) -> dict[str, Any]: ...
+    async def results(self, offset: int, limit: int, wish: Wish) -> dict[str, Any]: ...
+
+    async def standings(self, known: int | None) -> bytes | None:
+        """JSON; None: nothing but those of `known` games, which the caller has."""
 
     async def telemetry(self, engine: str, span: int) -> dict[str, Any] | None: ...
 
@@ -177,6 +181,7 @@ class Dashboard:
         app.router.add_get("/api/games", self._games)
         app.router.add_get("/api/matches", self._results)
         app.router.add_get("/api/matches/{id:(?s:.+)}", self._match)
+        app.router.add_get("/api/standings", self._standings)
         app.router.add_get("/api/histogram", self._histogram)
         app.router.add_get("/api/telemetry", self._telemetry)
         # A connection's end is waited for twice: for its handler, then for itself.
@@ -256,7 +261,18 @@ class Dashboard:
 
     async def _results(self, request: web.Request) -> web.StreamResponse:
         offset, limit = whole(request, "offset", 0, OFFSETS), whole(request, "limit", 50, RESULTS)
-        return await self._send_json(request, await self._exhibit.results(offset, limit))
+        wish = Wish(**{name: request.query[name] for name in Wish._fields if name in request.query})
+        for name, known in (("result", WINNERS), ("sort", SORTS), ("order", ORDERS)):
+            if getattr(wish, name) not in known:
+                raise web.HTTPBadRequest(text=f"{name}: one of {', '.join(filter(None, known))}")
+        return await self._send_json(request, await self._exhibit.results(offset, limit, wish))
+
+    async def _standings(self, request: web.Request) -> web.StreamResponse:
+        known = whole(request, "known", 0, OFFSETS) if "known" in request.query else None
+        found = await self._exhibit.standings(known)
+        if found is None:
+            return web.Response(status=204, headers={"Cache-Control": "no-store"})
+        return await self._send_json(request, found)
 
     async def _match(self, request: web.Request) -> web.StreamResponse:
         found = await self._exhibit.match(request.match_info["id"])

@@ -13,6 +13,7 @@ from agents import (
     LlmConfig,
     OwnAgentConfig,
     RandomAgent,
+    UciAgent,
     build_agent,
     check_agent,
     parse_agent_config,
@@ -50,8 +51,10 @@ def test_a_resolved_config_reads_back() -> None:
 @pytest.mark.parametrize(
     ("changes", "key", "words"),
     [
-        ({"mode": "think"}, "mode", 'mode = "think" is not available yet'),
-        ({"mode": "wild"}, "mode", "'constrained' or 'free'"),
+        ({"mode": "wild"}, "mode", "'constrained', 'free' or 'think'"),
+        ({"mode": "think", "max_tokens": 9}, "max_tokens", 'it is for mode = "free"'),
+        ({"mode": "free", "think_tokens": 9}, "think_tokens", 'it is for mode = "think"'),
+        ({"mode": "think", "think_tokens": 0}, "think_tokens", "greater than or equal to 1"),
         ({"temprature": 1.0}, "temprature", "Extra inputs"),
         ({"temperature": -1}, "temperature", "greater than or equal to 0"),
         ({"temperature": float("nan")}, "temperature", "finite"),
@@ -77,7 +80,7 @@ def test_refuses(changes: dict[str, object], key: str, words: str) -> None:
     [
         ({"name": "x"}, "kind: is missing"),
         ({"kind": "gredy", "name": "x"}, 'did you mean "greedy"?'),
-        ({"kind": "alphazero", "name": "x"}, "known kinds: llm, random, greedy"),
+        ({"kind": "alphazero", "name": "x"}, "known kinds: llm, uci, random, greedy"),
         ({"kind": 3, "name": "x"}, "kind: 3 is not known"),
         ({"kind": "no module:", "name": "x"}, "should match pattern"),
     ],
@@ -110,10 +113,11 @@ def test_identity_is_all_that_may_change_play() -> None:
 
 def test_builds_each_kind() -> None:
     engines = {"main": ScriptEngine()}
-    kinds = {"llm": LlmAgent, "random": RandomAgent, "greedy": GreedyAgent}
+    kinds = {"llm": LlmAgent, "random": RandomAgent, "greedy": GreedyAgent, "uci": UciAgent}
     assert set(kinds) == set(AGENT_KINDS)
     for kind, built in kinds.items():
         data = LLM if kind == "llm" else {"kind": kind, "name": "x"}
+        data |= {"command": "stockfish"} if kind == "uci" else {}
         assert isinstance(build_agent(parse_agent_config(data), engines, context()), built)
 
 

@@ -526,7 +526,7 @@ def test_a_cell_goes_on_after_what_was_asked_before_it(tmp_path: Path) -> None:
     assert len(phases) == 8
     for greedy, *cells in (phases[:4], phases[4:]):
         assert len(greedy) == 40
-        assert all(len(cell) == len(set(cell)) > 4 for cell in cells)
+        assert all(len(cell) == len(set(cell)) > 0 for cell in cells)  # the last one has the rest
 
 
 async def test_questions_before_a_cell_are_not_counted(items: Sequence[WorkItem]) -> None:

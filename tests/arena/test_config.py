@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from arena.config import ConfigError, load, openings_of, parse, reference
+from arena.schedule import matches
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +25,37 @@ def data(**changes: Any) -> dict[str, Any]:
         "tournament": {"games": ["chess", "janggi"], "pairs": 2, "parallel_matches": 8},
     }
     return {**base, **changes}
+
+
+def test_a_player_of_one_game_alone_is_read_and_counted() -> None:
+    table: dict[str, Any] = {
+        "name": "x",
+        "agents": [
+            {"kind": "random", "name": "both"},
+            {"kind": "greedy", "name": "too"},
+            {"kind": "random", "name": "chess-only", "games": ["chess"]},
+        ],
+        "tournament": {"games": ["chess", "janggi/janggimodern"], "max_plies": 4},
+    }
+    specs = matches(parse(table))
+    players = {
+        game: {name for spec in specs if spec.game == game for name in spec.agents}
+        for game in ("chess", "janggi")
+    }
+    assert players == {"chess": {"both", "too", "chess-only"}, "janggi": {"both", "too"}}
+    assert len(specs) == 6 + 2
+    for wrong, told in (
+        (["go"], 'agents[2].games: "go" is not played; this run plays chess, janggi'),
+        ([], "agents[2].games"),
+    ):
+        table["agents"][2]["games"] = wrong
+        with pytest.raises(ConfigError) as seen:
+            parse(table)
+        assert told in str(seen.value)
+    table["agents"] = table["agents"][:2]
+    table["agents"][1]["games"] = ["chess"]
+    with pytest.raises(ConfigError, match="janggi has fewer than two players"):
+        parse(table)
 
 
 def test_defaults_are_filled_in_and_the_resolved_copy_reads_back_to_the_same() -> None:
@@ -53,7 +85,7 @@ def test_no_ply_cap_survives_the_round_trip() -> None:
         ({"tournament": {"games": ["janggi/xiangqi"]}}, r'tournament\.games: .*"xiangqi".*janggi'),
         ({"tournament": {"games": ["chess", "chess"]}}, r"chess/standard is named twice"),
         ({"tournament": {"games": ["janggi/janggi", "janggi"]}}, r"janggi/janggi is named twice"),
-        ({"tournament": {"format": "swiss"}}, r"tournament\.format: is 'swiss'"),
+        ({"tournament": {"format": "arena"}}, r"tournament\.format: is 'arena'"),
         ({"name": "../../etc"}, r"name: is "),
         ({"seed": -1}, r"seed: is -1"),
         ({"pace": {"move_period_seconds": float("nan")}}, r"pace\.move_period_seconds: "),
@@ -80,11 +112,11 @@ def test_no_ply_cap_survives_the_round_trip() -> None:
         (
             {
                 "agents": [
-                    {"name": "a", "kind": "llm", "engine": "main", "mode": "think"},
+                    {"name": "a", "kind": "llm", "engine": "main", "mode": "thinks"},
                     *data()["agents"][1:],
                 ]
             },
-            r"agents\[0\]\.mode: .*think",
+            r"agents\[0\]\.mode: .*'think'",
         ),
         ({"engines": {"main": {"kind": "warp"}}}, r"engines\.main.*'warp'"),
         (

@@ -102,6 +102,7 @@ def test_attempts_beyond_the_last_move_are_pending() -> None:
         "fault": "illegal",
         "detail": "no",
         "reply_text": "MOVE: a9",
+        "reasoning": None,
         "finish": None,
         "prompt_tokens": None,
         "cached_tokens": None,

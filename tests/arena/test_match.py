@@ -1,19 +1,22 @@
 """A match pays for its players' failures and never for the infrastructure's."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from agents import Attempt, Decision, Fault, Interrupted, Turn
+from arena.adjudication import AdjudicationRules
+from arena.clock import ClockRules
+from arena.config import parse
 from arena.match import MAX_TRIES, Match, MatchRules, Past, Player
 from arena.pace import Pacer
 from arena.progress import Progress
 from arena.schedule import MatchSpec
 from arena.store import MatchRow, Records, RunRow, Store, read
-from arena.tournament import new_plan, resumed_plan
+from arena.tournament import resumed_plan
 from games import load_game
 from serving import (
     EngineDead,
@@ -27,9 +30,11 @@ from serving import (
     Timings,
     Usage,
 )
+from tests.arena.random_runs import scheduled
 
 FOOLS_MATE = ("f2f3", "e7e5", "g2g4", "d8h4")
 Act = str | Exception | Fault
+CONFIG = parse({"name": "r", "agents": [{"kind": "random", "name": n} for n in ("ann", "bob")]})
 RUN = RunRow("r", "2026-01-01T00:00:00Z", "{}", "d", "{}")
 
 
@@ -42,6 +47,7 @@ class Actor:
     """Does what it is told, in order: a move, an error to raise, a fault of its own."""
 
     acts: list[Act]
+    evals: Mapping[str, int] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
 
     async def open(self) -> None: ...
@@ -61,7 +67,8 @@ class Actor:
         if isinstance(act, Fault):
             attempt = Attempt(0, a_reply("x"), act, "no such square", request_id)
             return Decision(None, act, (attempt,))
-        return Decision(act, None, (Attempt(0, a_reply(act), None, "", request_id),))
+        eval_cp = self.evals.get(act)
+        return Decision(act, None, (Attempt(0, a_reply(act), None, "", request_id, eval_cp),))
 
 
 @dataclass
@@ -72,13 +79,17 @@ class Table:
     first: list[Act]
     second: list[Act]
     max_plies: int | None = None
+    clock: ClockRules | None = None
+    adjudication: AdjudicationRules = field(default_factory=AdjudicationRules)
+    evals: dict[str, int] = field(default_factory=dict)
+    """Of the moves that come with a score."""
     pacer: Pacer = field(default_factory=Pacer)
     actors: tuple[Actor, Actor] = field(init=False)
     progress: Progress = field(default_factory=Progress)
     is_engine_ready: Callable[[], bool] = lambda: True
 
     def __post_init__(self) -> None:
-        self.actors = (Actor(self.first), Actor(self.second))
+        self.actors = (Actor(self.first, self.evals), Actor(self.second, self.evals))
 
     async def play(self, past: Past | None = None) -> MatchRow:
         game = load_game("chess")
@@ -86,7 +97,8 @@ class Table:
             "m1", "p1", "chess", "standard", ("ann", "bob"), game.openings("start", "standard")[0]
         )
         if past is None:
-            past = Past(new_plan(None, [spec]).pasts["m1"].row)  # type: ignore[arg-type]
+            row = scheduled(0, spec.agents, (spec.game, spec.ruleset))
+            past = Past(row._replace(id="m1", pair_id="p1", start_fen=spec.start.fen))
             store = Store.create(self.folder, RUN, [past.row])
         else:
             store = Store.resume(self.folder)
@@ -94,7 +106,7 @@ class Table:
             Player("ann", self.actors[0], "main", "free", self.is_engine_ready),
             Player("bob", self.actors[1], "main", "free", self.is_engine_ready),
         )
-        rules = MatchRules(7, 0.0, 3, self.max_plies)
+        rules = MatchRules(7, 0.0, 3, self.max_plies, self.clock, self.adjudication)
         match = Match(spec, game, players, rules, store, self.pacer, self.progress, past)
         try:
             return await match.play()
@@ -163,6 +175,69 @@ async def test_an_engine_s_failure_costs_nothing(tmp_path: Path, error: EngineEr
     waits = isinstance(error, Overloaded)
     assert kinds == ([] if waits else ["match_suspended", "match_resumed"])
     assert (row.suspended_s > 0) is not waits
+
+
+async def test_a_clock_is_charged_what_the_engine_reports_and_stands_with_each_ply(
+    tmp_path: Path,
+) -> None:
+    table = Table(
+        tmp_path / "r", ["f2f3", "g2g4"], ["e7e5", "d8h4"], clock=ClockRules("fischer", 5.0, 0.25)
+    )
+    await table.play()
+    assert [ply.clock_left_s for ply in table.records().plies] == [4.25, 4.25, 3.5, 3.5]
+    assert [turn.clock_left_s for turn in table.actors[0].turns] == [5.0, 4.25]
+
+
+async def test_a_flag_that_falls_names_its_cause_and_the_move_does_not_count(
+    tmp_path: Path,
+) -> None:
+    table = Table(tmp_path / "r", ["f2f3", "g2g4"], ["e7e5"], clock=ClockRules("fischer", 1.5))
+    row = await table.play()
+    assert (row.winner, row.termination) == (1, "flag_fall")
+    assert row.detail == (
+        "White ran out of time: its move took 1.00 s (0.50 s prefill, 0.50 s decode), and 0.50 s "
+        "were left"
+    )
+    held = table.records()
+    assert [ply.move for ply in held.plies] == ["f2f3", "e7e5"]
+    assert (held.attempts[-1].fault, held.attempts[-1].reply_text) == ("flag_fall", "g2g4")
+
+
+async def test_the_infrastructures_failures_stop_the_clock(tmp_path: Path) -> None:
+    table = Table(
+        tmp_path / "r",
+        ["f2f3", EngineUnavailable("cut"), EngineUnavailable("cut"), "g2g4"],
+        ["e7e5", "d8h4"],
+        clock=ClockRules("fischer", 2.0),
+    )
+    row = await table.play()
+    assert (row.winner, row.termination) == (1, "checkmate")
+    assert [ply.clock_left_s for ply in table.records().plies] == [1.0, 1.0, 0.0, 0.0]
+
+
+async def test_a_resumed_match_goes_on_with_the_clock_and_the_scores_it_had(
+    tmp_path: Path,
+) -> None:
+    evals = {"e2e4": 600, "e7e5": -700, "g1f3": 800, "b8c6": -900}
+    table = Table(
+        tmp_path / "r",
+        ["e2e4"],
+        ["e7e5"],
+        clock=ClockRules("fischer", 5.0),
+        adjudication=AdjudicationRules(resign_score_cp=500, resign_moves=2),
+        evals=evals,
+    )
+    table.first.append(RequestRejected("left for resume"))
+    assert (await table.play()).state == "suspended"
+    again = replace(table, first=["g1f3"], second=["b8c6"])
+    held = again.records()
+    past = resumed_plan(CONFIG, held).pasts["m1"]
+    assert past.evals == [600, -700]
+    row = await again.play(past)
+    assert (row.winner, row.termination) == (0, "adjudicated_win")
+    assert row.detail is not None
+    assert "both sides saw Black lost by 500 centipawns" in row.detail
+    assert [ply.clock_left_s for ply in again.records().plies] == [4.0, 4.0, 3.0, 3.0]
 
 
 async def test_a_request_that_is_never_taken_leaves_the_match_unfinished(tmp_path: Path) -> None:
@@ -241,7 +316,7 @@ async def test_a_stopped_run_leaves_the_match_at_its_last_ply(tmp_path: Path) ->
 
 
 def _past(records: Records) -> Past:
-    return resumed_plan(None, records).pasts["m1"]  # type: ignore[arg-type]
+    return resumed_plan(CONFIG, records).pasts["m1"]
 
 
 async def _resumed(folder: Path, first: Sequence[Act], second: Sequence[Act]) -> Table:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from arena import report
 from arena.report import build
 from arena.store import AttemptRow, EventRow, MatchRow, PlyRow, Records, RunRow, SampleRow
 
@@ -240,3 +241,40 @@ def test_a_run_that_has_not_begun_has_unknowns_not_zeros() -> None:
     assert report["engines"][0]["prefix_hit_rate"] is None
     assert report["engines"][0]["preemptions"] is None
     json.dumps(report)
+
+
+def test_a_forfeit_tells_the_failure_that_decided_it() -> None:
+    """The last one of its own; what the infrastructure did counts for nothing."""
+    faults = ("ambiguous", "illegal", "overloaded")
+    attempts = tuple(an_attempt(3, 12.0, n=n, fault=fault) for n, fault in enumerate(faults))
+    lost = a_match(termination="forfeit", winner=0)
+    report = build(records()._replace(matches=(lost,), plies=(), attempts=attempts))
+    assert [row["fault"] for row in report["results"]] == ["illegal"]
+    forfeits = {row["name"]: row["forfeits"] for row in report["standings"]}
+    assert forfeits == {"ann": {}, "bob": {"illegal": 1}}
+
+
+@pytest.mark.parametrize(
+    ("termination", "fault"),
+    [("flag_fall", "flag_fall"), ("forfeit", "forfeit"), ("checkmate", None)],
+)
+def test_a_loss_without_recorded_tries_tells_how_it_ended(
+    termination: str, fault: str | None
+) -> None:
+    report = build(
+        records()._replace(matches=(a_match(termination=termination),), plies=(), attempts=())
+    )
+    assert report["results"][0]["fault"] == fault
+
+
+def test_a_flag_that_fell_in_a_saturated_engine_counts_in_no_rating(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fallen = records()._replace(matches=(a_match(termination="flag_fall", winner=1),))
+    (rated,) = build(fallen)["results"]
+    assert rated["is_rated"]
+    monkeypatch.setattr(report, "saturated_engines", lambda figures: {"main"})
+    told = build(fallen)
+    (row,) = told["results"]
+    assert (row["is_rated"], row["fault"]) == (False, "flag_fall")
+    assert [(row["games"], row["elo"]) for row in told["standings"]] == [(1, None), (1, None)]

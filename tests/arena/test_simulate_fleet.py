@@ -174,7 +174,7 @@ def test_matches_that_were_not_played_to_their_end_are_told(
         ((CONFIG.format("engines.main.max_batched_tokens", "'x'"),), "max_batched_tokens is 'x'"),
         ((CONFIG.format("engines.main.max_batched_tokens", 4),), "max_batched_tokens is 4, and 16"),
         ((CONFIG.format("tournament.parallel_matches", 0),), "parallel_matches is 0"),
-        ((CONFIG.format("tournament", "json('[]')"),), "does not tell the load of engine main"),
+        ((CONFIG.format("tournament", "json('[]')"),), "do not go together (AttributeError"),
         ((CONFIG.format("pace.move_period_seconds", -1),), "move_period_seconds is -1"),
         ((CONFIG.format("slo.move_seconds", 0),), "move_seconds is 0"),
         (("UPDATE run SET config_json = '[]'",), "its config cannot be read"),

@@ -641,3 +641,12 @@ def test_a_test_keeps_its_error_rates() -> None:
         above += test.estimate(counts.tolist()).elo.value > 0
     assert accepted <= 10
     assert 35 <= above <= 65
+
+
+@given(st.lists(st.integers(0, 5), min_size=5, max_size=5), st.integers(0, 3))
+def test_a_better_pair_never_rates_lower(counts: list[int], bin_: int) -> None:
+    """A sweep's estimate once lay below that of a win and a draw."""
+    worse, better = list(counts), list(counts)
+    worse[bin_] += 1
+    better[bin_ + 1] += 1
+    assert pairwise(better).elo.value >= pairwise(worse).elo.value - 1e-6

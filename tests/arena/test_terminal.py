@@ -24,6 +24,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from arena.report import build
+from arena.store import AttemptRow, MatchRow
 from arena.terminal import (
     PlainView,
     RichView,
@@ -34,7 +35,7 @@ from arena.terminal import (
     print_tree,
 )
 from serving.telemetry import Bucket
-from tests.arena.test_report import a_match, records
+from tests.arena.test_report import a_match, an_attempt, records
 
 Frame = dict[str, Any]
 
@@ -507,6 +508,54 @@ def test_no_name_in_a_report_reaches_the_terminal_as_a_command() -> None:
     print_report(report, out)
     assert out.getvalue().replace("\n", "").isprintable()
     assert "owned" in out.getvalue()
+
+
+def printed(*matches: MatchRow, attempts: tuple[AttemptRow, ...] = ()) -> list[str]:
+    """The report of these matches, its lines with single spaces."""
+    out = io.StringIO()
+    held = records()._replace(matches=matches, plies=(), attempts=attempts)
+    print_report(build(held), out)
+    return [" ".join(line.split()) for line in out.getvalue().splitlines()]
+
+
+def test_a_report_has_a_cross_table() -> None:
+    agents = ("ann", "bob", "eve")
+    pairs = [(one, two) for one in agents for two in agents if one < two]
+    lines = printed(
+        *(
+            a_match(id=f"m{n}", pair_id=f"p{n}", agent_first=one, agent_second=two, winner=None)
+            for n, (one, two) in enumerate(pairs)
+        ),
+        a_match(id="m9", pair_id="p0", agent_first="bob", agent_second="ann", winner=1),
+    )
+    at = lines.index("chess: points/games")
+    assert lines[at + 2] == "agent 1 2 3"
+    assert lines[at + 4 : at + 7] == ["1 ann 1.5/2 0.5/1", "2 bob 0.5/2 0.5/1", "3 eve 0.5/1 0.5/1"]
+
+
+@pytest.mark.parametrize("players", [2, 13])
+def test_a_cross_table_that_says_nothing_or_is_too_wide_is_left_out(players: int) -> None:
+    lines = printed(
+        *(
+            a_match(id=f"m{n}", pair_id=f"p{n}", agent_second=f"player {n}")
+            for n in range(players - 1)
+        )
+    )
+    assert not any("points/games" in line for line in lines)
+    assert "Pairings" in lines
+
+
+def test_forfeits_are_told_with_their_reason_and_the_illegal_move() -> None:
+    detail = "Black gave no legal move (illegal): e2e5 is illegal: the pawn cannot reach e5"
+    lines = printed(
+        a_match(termination="forfeit", winner=0, detail=detail),
+        attempts=(an_attempt(3, 12.0, fault="illegal"),),
+    )
+    said = " ".join(lines)
+    assert "Black gave no legal move (illegal): e2e5" in said
+    assert "chess bob 1 illegal 1" in lines[lines.index("Games lost by a failure") :]
+    assert "Games lost by a failure" not in printed(a_match())
+    assert not any("failure" in line for line in printed(a_match())[:8])
 
 
 def test_the_report_ends_with_the_verdict_and_its_remedies() -> None:

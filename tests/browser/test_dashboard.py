@@ -19,7 +19,7 @@ from tests.browser.relay import Relay
 
 pytestmark = pytest.mark.browser
 
-VIEWS = ("fleet", "agents", "matches")
+VIEWS = ("fleet", "standings", "agents", "matches")
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 TOKEN = "a-token-of-a-test-0123456789"
 HAS_DATA = """
@@ -88,7 +88,7 @@ def test_boards_appear_and_move(arena: Arena, visitor: Visitor) -> None:
 def test_boards_can_be_filtered_down_to_none(arena: Arena, visitor: Visitor) -> None:
     page = visitor.open(f"{arena.url}#matches")
     expect(cards(page, "janggi").first).to_be_visible()
-    page.get_by_label("Game").select_option("chess")
+    page.locator("#game-filter").select_option("chess")
     expect(cards(page, "janggi").first).to_be_hidden()
     expect(cards(page, "chess").first).to_be_visible()
     page.get_by_label("Agent", exact=True).fill("nobody")
@@ -180,7 +180,7 @@ def test_agents_can_be_sorted_and_filtered(arena: Arena, visitor: Visitor) -> No
         expect(heading).to_have_attribute("aria-sort", order)
         assert len(set(moves)) > 1
         assert moves == sorted(moves, reverse=order == "descending")
-    page.get_by_label("Filter").fill("dice")
+    page.get_by_label("Filter", exact=True).fill("dice")
     expect(rows(page)).to_have_count(2)
     expect(page.get_by_test_id("agent-count")).to_have_text("2 of 6")
     assert rows(page).get_by_role("button").all_inner_texts() == ["dice", "dice"]
@@ -336,7 +336,7 @@ def test_a_match_is_opened_stepped_through_and_left_by_keys_alone(
     page = visitor.open(arena.url)
     live(page)
     focused = page.locator(":focus")
-    for name in ("Skip to the content", "Fleet", "Agents", "Matches"):
+    for name in ("Skip to the content", "Fleet", "Standings", "Agents", "Matches"):
         page.keyboard.press("Tab")
         expect(focused).to_have_text(name)
     page.keyboard.press("Enter")

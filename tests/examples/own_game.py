@@ -110,7 +110,8 @@ class NoughtsAndCrosses:
             raise ValueError(f"{start.fen!r} is not nine of x o . and the side to move")
         return Grid(start, cells, 0 if side == "x" else 1)
 
-    def openings(self, book: str, ruleset: str) -> tuple[Start, ...]:
+    def openings(self, book: str, ruleset: str, *, plies: int | None = None) -> tuple[Start, ...]:
+        """Its one start; `plies` is of books of games."""
         if book not in ("start", "builtin"):
             raise ValueError(f"no book {book!r}; write start")
         return (Start(EMPTY, ruleset),)

@@ -5,7 +5,7 @@ from pathlib import Path
 import chess
 import pytest
 
-from games import GAMES, load_game
+from games import GAMES, Start, load_game
 
 CHESS_START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 JANGGI_START = "rnba1abnr/4k4/1c5c1/p1p1p1p1p/9/9/P1P1P1P1P/1C5C1/4K4/RNBA1ABNR w - - 0 1"
@@ -87,6 +87,11 @@ def test_a_pgn_book_starts_after_the_last_move(tmp_path: Path) -> None:
         ("b.pgn", '[Event "a"]\n\n1. e4 *\n\n[Event "b"]\n\n1. e5 *\n', "line 5: illegal san"),
         ("b.pgn", '[Event "a"]\n\n1. e4 *\n\n[Event "b"]\n\n1. e4 *\n', "line 5: same position"),
         ("b.pgn", '[Event "a"]\n\n1. f3 e5 2. g4 Qh4# 0-1\n', "line 1: the game is already over"),
+        (
+            "b.pgn",
+            "1. Nf3 Nf6 2. Ng1 Ng8 3. Nf3 Nf6 4. Ng1 Ng8 *\n",
+            "line 1: the position there has occurred three times",
+        ),
         ("b.pgn", "hello\n", "line 1: the game has no moves"),
         ("b.bin", "x", "a chess book is named"),
     ],
@@ -129,3 +134,41 @@ def test_a_book_that_is_not_there(name: str, tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="not text in UTF-8"):
         game.openings(str(binary), game.rulesets[0])
+
+
+REPEATED = "1. Nf3 Nf6 2. Ng1 Ng8 3. Nf3 Nf6 4. Ng1 Ng8"
+
+
+def test_a_pgn_book_is_cut_after_so_many_plies(tmp_path: Path) -> None:
+    games = f'[Opening "Long"]\n\n1. e4 c5 2. Nf3 d6 *\n\n{REPEATED} *\n\n1. e4 c5 2. Nf3 e6 *\n'
+    book = write(tmp_path / "b.pgn", games)
+    long, _ = load_game("chess").openings(book, "standard", plies=3)  # alike ones count once
+    assert long.fen.startswith("rnbqkbnr/pp1ppppp/8/2p5/4P3/5N2/PPPP1PPP/RNBQKB1R b")
+    whole, _ = load_game("chess").openings(
+        write(tmp_path / "c.pgn", "1. e4 *\n\n1. d4 *"), "standard", plies=9
+    )
+    assert whole.fen.split()[1] == "b"
+
+
+def test_janggi_has_no_book_of_games_to_cut(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="plies"):
+        load_game("janggi").openings(str(tmp_path / "j.txt"), "janggi", plies=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "ruleset"), [("chess", "standard"), ("chess", "chess960"), ("janggi", "janggi")]
+)
+def test_the_builtin_openings_are_balanced(name: str, ruleset: str) -> None:
+    """Material is equal, the first side is to move, and neither side has many more moves than the
+    other: 13 more of about 40 at most, where a bishop has just been let out."""
+    game = load_game(name)
+    for start in game.openings("builtin", ruleset):
+        position = game.position(start)
+        assert position.material(0) == position.material(1), start.name
+        assert position.side == 0
+        assert not position.in_check
+        placement, side, *rest = start.fen.split()
+        flipped = " ".join((placement, {"w": "b"}[side], *rest))
+        other = game.position(Start(flipped, ruleset))
+        moves = len(position.legal_moves()), len(other.legal_moves())
+        assert abs(moves[0] - moves[1]) <= 13, (start.name, moves)

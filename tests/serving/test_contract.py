@@ -194,6 +194,53 @@ async def test_seeds_and_temperature_arrive(name: str, stage: Stage) -> None:
     assert [found for body in bodies for found in _named(body, ("temperature",))] == [1.0, 1.0]
 
 
+THINKERS = [name for name in OWN if not CASES[name].thinks_apart]
+"""Kinds that take token ids."""
+
+
+@pytest.mark.parametrize("name", THINKERS)
+async def test_a_thought_is_stopped_and_its_answer_constrained(name: str, stage: Stage) -> None:
+    said = "Knights first.</think>\n\nMOVE: e2e4 and more"
+    server, subject = await stage.pair(name, replies=(said,))
+    told = context(games=(("chess", "standard"),))
+    agent = LlmAgent("a", subject.engine, told, LlmSettings("think", think_tokens=40))
+    position = load_game("chess").position(load_game("chess").openings("start", "standard")[0])
+    decision = await agent.choose(turn(position, game="chess"))
+    assert decision.move in position.legal_moves()
+    thought, answer = decision.attempts
+    assert thought.reply is not None
+    assert answer.reply is not None
+    assert (thought.reply.reasoning, thought.reply.finish) == ("Knights first.", Finish.STOP)
+    assert (thought.reply.usage.prompt or 0) < (answer.reply.usage.prompt or 0)
+    asked, then = [seen.body for seen in server.seen][-2:]
+    assert _named(asked, ("stop",)) == [["</think>"]]
+    assert _named(then, ("stop",)) == []
+    ids = [_named(body, ("prompt", "input_ids"))[0] for body in (asked, then)]
+    assert ids[1][: len(ids[0])] == ids[0]
+
+
+@pytest.mark.parametrize("name", THINKERS)
+async def test_a_thought_longer_than_its_bound_is_cut_and_is_no_fault(
+    name: str, stage: Stage
+) -> None:
+    _, subject = await stage.pair(name)
+    agent = LlmAgent("a", subject.engine, context(), LlmSettings("think", think_tokens=16))
+    position = load_game("chess").position(load_game("chess").openings("start", "standard")[0])
+    decision = await agent.choose(turn(position, game="chess"))
+    thought, _ = decision.attempts
+    assert thought.reply is not None
+    assert (thought.fault, thought.reply.finish) == (None, Finish.LENGTH)
+    assert thought.reply.usage.completion == 16
+    assert thought.reply.reasoning == " ".join(["and"] * 16)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].thinks_apart])
+async def test_thinking_told_apart_stands_in_the_reply(name: str, stage: Stage) -> None:
+    _, subject = await stage.pair(name, FakeFault(kind="thinking", at=(1,)), replies=("e2e4",))
+    reply = await subject.engine.generate(subject.ask(choices=None))
+    assert (reply.text, reply.reasoning) == ("e2e4", "Let me see.")
+
+
 def _named(body: Any, names: tuple[str, ...]) -> list[Any]:
     """Values of fields at any depth."""
     if not isinstance(body, dict):

@@ -222,6 +222,7 @@ def test_a_first_message_that_only_names_the_role_is_no_content() -> None:
 def test_thinking_is_no_part_of_the_answer(kind: str, message: str) -> None:
     reading = read(dialects()[kind], message)
     assert (reading.text, reading.has_content, reading.has_thought) == ("", False, True)
+    assert reading.thought.startswith("Hm")
     assert not read(dialects()[kind], ANSWERS[kind][0]).has_thought
 
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +138,18 @@ async def test_chance_is_a_function_of_the_request(make_request: MakeRequest) ->
 
 async def test_a_free_answer_is_one_of_the_replies(make_request: MakeRequest) -> None:
     engine = scripted(replies=["MOVE: e2e4", "I think.\nMOVE: d2d4"])
-    texts = {(await engine.generate(make_request(n, seed=n, choices=None))).text for n in range(20)}
+    asked = [make_request(n, seed=n, choices=None, max_tokens=64) for n in range(20)]
+    texts = {(await engine.generate(one)).text for one in asked}
     assert texts == {"MOVE: e2e4", "I think.\nMOVE: d2d4"}
+
+
+async def test_a_free_answer_ends_at_its_bound_or_before_a_stop(make_request: MakeRequest) -> None:
+    engine = scripted(replies=["Knights first.</think>\nMOVE: e2e4"])
+    cut = await engine.generate(make_request(0, choices=None, max_tokens=7))
+    assert (cut.text, cut.finish) == ("Knights", Finish.LENGTH)
+    asked = make_request(1, choices=None, max_tokens=64)
+    stopped = await engine.generate(replace(asked, stop=("</think>",)))
+    assert (stopped.text, stopped.finish) == ("Knights first.", Finish.STOP)
 
 
 async def test_the_deadline_passes_as_a_stall(make_request: MakeRequest) -> None:

@@ -119,13 +119,58 @@ def test_an_open_think_is_closed(template: ModelTemplate, parts: PromptParts) ->
     changed = with_chat(template, opened)
     assert changed.text(parts).endswith("assistant\n<think>\n\n</think>\n\n")
     assert changed.check(parts) is None
-    thinking = ModelTemplate(template._tokenizer, ChatTemplate(opened, {}, think=True))
-    assert thinking.text(parts).endswith("assistant\n<think>\n")
+    assert changed.decode(changed.open_thought(parts).ids).endswith("assistant\n<think>\n")
     obedient = CHATML.replace(
         "assistant\n{% endif",
         "assistant\n{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif",
     )
     assert with_chat(template, obedient).text(parts).count("</think>") == 1
+
+
+SOURCES = {
+    "that knows no thoughts": CHATML,
+    "that opens them": CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"),
+    "that asks whether to": CHATML.replace(
+        "assistant\n{% endif",
+        "assistant\n{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif",
+    ),
+}
+"""Of SmolLM2's, DeepSeek-R1's and Qwen3's kind."""
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_thought_is_opened_and_closed_by_force_in_any_template(
+    template: ModelTemplate, parts: PromptParts, source: str
+) -> None:
+    changed = with_chat(template, SOURCES[source])
+    opened = list(changed.open_thought(parts).ids)
+    assert changed.decode(opened).endswith("\nassistant\n<think>\n")
+    assert changed.decode(opened).count("think>") == 1
+    closed = list(changed.close_thought(parts, "Knights first.", 100).ids)
+    assert closed[: len(opened)] == opened
+    assert changed.decode(closed).endswith("<think>\nKnights first.\n</think>\n\n")
+    assert changed.decode(list(changed.render(parts).ids)).count("<think>") in (0, 1)
+    assert not changed.decode(list(changed.render(parts).ids)).endswith("<think>\n")
+
+
+def test_a_thought_takes_no_more_tokens_than_it_may(
+    template: ModelTemplate, parts: PromptParts
+) -> None:
+    none = len(template.close_thought(parts, "", 0).ids)
+    assert len(template.close_thought(parts, "no end of it " * 50, 20).ids) == none + 20
+    # a byte that is no character comes back as three
+    assert len(template.close_thought(parts, "\ufffd" * 50, 20).ids) == none + 20
+
+
+def test_a_thought_of_one_ply_is_not_in_the_next_ones_prompt(
+    template: ModelTemplate, parts: PromptParts
+) -> None:
+    longer = PromptParts(parts.system, parts.persona, parts.lead, (*parts.moves, "a7a6"))
+    before, after = template.open_thought(parts).ids, template.open_thought(longer).ids
+    tail = len(template.encode("<|im_end|>\n<|im_start|>assistant\n<think>\n"))
+    assert list(after[: len(before) - tail]) == list(before[:-tail])
+    template.close_thought(parts, "Knights first.", 100)
+    assert template.open_thought(longer).ids == after
 
 
 def test_a_date_is_the_same_every_day(template: ModelTemplate, parts: PromptParts) -> None:

@@ -81,6 +81,6 @@ def test_messages_survive_the_wire() -> None:
     assert line.count(b"\n") == 1
     (tag, *fields), reset = decode(line)
     assert (tag, reset) == ("ask", ["reset"])
-    assert Ask(*fields) == ask._replace(ids=[1, 2], choices=["e2e4", "장\n"])
+    assert Ask(*fields) == ask._replace(ids=[1, 2], choices=["e2e4", "장\n"], stop=[])
     with pytest.raises(ValueError, match="not a list"):
         decode(b'{"a": 1}')

@@ -19,6 +19,11 @@ export function svg(tag, attributes = {}, ...children) {
   return build(document.createElementNS(SVG, tag), attributes, children);
 }
 
+/** Somebody else's name, kept apart from the words around it. */
+export function named(name) {
+  return el("span", { class: "name", title: name }, name);
+}
+
 /** Sets the text of a node that holds nothing else, when it differs. */
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
@@ -36,6 +41,18 @@ export function setHidden(node, isHidden) {
 export function labelledSelect(text, options, attributes = {}) {
   const select = el("select", attributes, ...options.map(([value, name]) => el("option", { value }, name)));
   return { select, label: el("label", { class: "field" }, el("span", {}, text), select) };
+}
+
+/** Offers "all" and these values in a select, keeping the choice while it is offered. */
+export function choicesOf(select, values, textOf = (value) => value) {
+  const known = [...select.options].slice(1).map(({ value }) => value);
+  if (known.length === values.length && known.every((value, index) => value === values[index])) return;
+  const chosen = select.value;
+  select.replaceChildren(
+    el("option", { value: "" }, "all"),
+    ...values.map((value) => el("option", { value }, textOf(value))),
+  );
+  select.value = values.includes(chosen) ? chosen : "";
 }
 
 /** Buttons of which one is pressed; `options` are [value, text] pairs. Calls `choose(value)`. */

@@ -1,4 +1,4 @@
-/** Starts the page: data in, three views and one match behind real addresses. */
+/** Starts the page: data in, four views and one match behind real addresses. */
 
 import { shortTime, whole } from "./text.js";
 import { choiceButtons, el, recall, remember, setAttribute, setHidden, setText } from "./dom.js";
@@ -7,6 +7,7 @@ import { openSource } from "./source.js";
 import { Drawings } from "./boards.js";
 import { forgetPalette } from "./charts.js";
 import { FleetView, verdictTitle } from "./fleet.js";
+import { StandingsView } from "./standings.js";
 import { AgentsView } from "./agents.js";
 import { MatchesView } from "./matches.js";
 import { MatchView } from "./match.js";
@@ -16,12 +17,14 @@ const THEMES = ["auto", "light", "dark"];
 const LABELS = ["hanja", "hangul", "letters"];
 const VIEWS = [
   ["fleet", FleetView],
+  ["standings", StandingsView],
   ["agents", AgentsView],
   ["matches", MatchesView],
   ["match", MatchView],
 ];
 const TITLES = new Map([
   ["fleet", "Fleet"],
+  ["standings", "Standings"],
   ["agents", "Agents"],
   ["matches", "Matches"],
   ["match", "Match"],
@@ -54,7 +57,7 @@ function route() {
       return { name: "matches", id: null };
     }
   }
-  return { name: ["agents", "matches"].includes(name) ? name : "fleet", id: null };
+  return { name: ["standings", "agents", "matches"].includes(name) ? name : "fleet", id: null };
 }
 
 /** The banner and the words about the connection. */

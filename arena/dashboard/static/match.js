@@ -1,8 +1,9 @@
 /** One match: a large board to step through, its moves with where their time went, and attempts. */
 
 import { Board } from "./boards.js";
-import { el, setAttribute, setHidden, setText } from "./dom.js";
-import { PlayerLine, playerTexts, pointsText } from "./matches.js";
+import { el, named, setAttribute, setHidden, setText } from "./dom.js";
+import { PlayerLine, playerTexts } from "./matches.js";
+import { pointsText } from "./results.js";
 import { isKnown, outcome, whole, words } from "./text.js";
 
 const RELOAD_MS = 1000;
@@ -13,10 +14,6 @@ const NOT_THE_PLAYERS = new Set(
     " ",
   ),
 );
-
-function named(name) {
-  return el("span", { class: "name", title: name }, name);
-}
 
 /** A bar whose length is the latency and whose parts are the steps; `longest` fills it. */
 function splitBar(ply, longest) {
@@ -48,6 +45,10 @@ function attemptItem(attempt, index) {
     ),
   );
   if (attempt.detail) item.append(el("p", {}, attempt.detail));
+  if (attempt.reasoning)
+    item.append(
+      el("pre", { tabindex: "0", "aria-label": "Reasoning of the model" }, attempt.reasoning),
+    );
   if (attempt.reply_text)
     item.append(el("pre", { tabindex: "0", "aria-label": "Reply of the model" }, attempt.reply_text));
   item.append(el("p", { class: "muted" }, facts.filter(Boolean).join(" · ")));

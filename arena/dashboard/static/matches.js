@@ -2,23 +2,12 @@
 
 import { Board } from "./boards.js";
 import { el, labelledSelect, setAttribute, setHidden, setText } from "./dom.js";
+import { Pager, Results, matchLink } from "./results.js";
 import { isKnown, outcome, rounded, shortTime, whole, words } from "./text.js";
-
-const RESULTS_A_PAGE = 50;
-const RESULTS_MS = 2000;
-
-export function matchLink(id) {
-  return `#match=${encodeURIComponent(id)}`;
-}
 
 /** The game with its rule set, where that needs saying. */
 function gameName(board) {
   return board.label ?? board.game;
-}
-
-/** "38–41.5 points" where the game counts them. */
-export function pointsText(scores) {
-  return scores ? `${rounded(scores[0])}–${rounded(scores[1])} points` : "";
 }
 
 /** A player's line beside a board: whose turn, the name, clock or thinking time. */
@@ -204,147 +193,6 @@ class Grid {
   }
 }
 
-/** Two buttons and a text to leaf through pages. */
-class Pager {
-  #text = el("span", { class: "muted" });
-  #before;
-  #after;
-
-  constructor(name, before, after, choose) {
-    this.#before = el("button", { type: "button" }, before);
-    this.#after = el("button", { type: "button" }, after);
-    this.#before.addEventListener("click", () => choose(-1));
-    this.#after.addEventListener("click", () => choose(1));
-    this.element = el(
-      "div",
-      { class: "pager", role: "group", "aria-label": name },
-      this.#before,
-      this.#text,
-      this.#after,
-    );
-  }
-
-  update(page, pages, text) {
-    this.#before.disabled = page <= 0;
-    this.#after.disabled = page >= pages - 1;
-    setText(this.#text, text);
-    setHidden(this.element, pages <= 1);
-  }
-}
-
-const RESULT_HEADINGS = ["Match", "Result", "How it ended", "Game", "Plies", "Opening"];
-
-/** Finished matches, newest first, page by page. */
-class Results {
-  /** The last answer is missing: it was not asked for yet, or did not come. */
-  isStale = true;
-  #page;
-  #offset = 0;
-  #total = 0;
-  #askedAt = -Infinity;
-  #timer = null;
-  #body = el("tbody");
-  #empty = el("p", { class: "empty", hidden: "" }, "No match has finished yet.");
-  #frame;
-  #pager = new Pager("Pages of finished matches", "Newer", "Older", (step) => this.#turn(step));
-
-  constructor(page) {
-    this.#page = page;
-    const head = el(
-      "tr",
-      {},
-      ...RESULT_HEADINGS.map((text) =>
-        el("th", { scope: "col", class: text === "Plies" ? "number" : "text" }, text),
-      ),
-    );
-    const table = el(
-      "table",
-      { class: "results", "data-testid": "results" },
-      el("caption", { class: "unseen" }, "Finished matches"),
-      el("thead", {}, head),
-      this.#body,
-    );
-    this.#frame = el(
-      "div",
-      { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of finished matches" },
-      table,
-    );
-    this.element = el(
-      "section",
-      { "aria-label": "Finished matches" },
-      el("div", { class: "bar" }, el("h2", {}, "Finished"), this.#pager.element),
-      this.#empty,
-      this.#frame,
-    );
-  }
-
-  /** Asks the source again, at most every two seconds; at once when it will soon answer no more. */
-  refresh(isLast) {
-    const wait = isLast ? 0 : this.#askedAt + RESULTS_MS - performance.now();
-    if (wait > 0) {
-      this.#timer ??= setTimeout(() => this.#ask(), wait);
-    } else {
-      this.#ask();
-    }
-  }
-
-  #turn(step) {
-    this.#offset = Math.max(0, this.#offset + step * RESULTS_A_PAGE);
-    this.#ask();
-  }
-
-  async #ask() {
-    clearTimeout(this.#timer);
-    this.#timer = null;
-    this.#askedAt = performance.now();
-    this.isStale = false;
-    const offset = this.#offset;
-    const answer = await this.#page.source.results(offset, RESULTS_A_PAGE).catch(() => null);
-    if (offset !== this.#offset) return;
-    this.isStale = answer === null;
-    if (this.isStale) return;
-    this.#total = answer.total;
-    this.#body.replaceChildren(...answer.results.map((result) => this.#row(result)));
-    setHidden(this.#empty, this.#total > 0);
-    setHidden(this.#frame, this.#total === 0);
-    const last = Math.min(this.#total, offset + RESULTS_A_PAGE);
-    const pages = Math.ceil(this.#total / RESULTS_A_PAGE);
-    this.#pager.update(
-      offset / RESULTS_A_PAGE,
-      pages,
-      `${whole(offset + 1)}–${whole(last)} of ${whole(this.#total)}`,
-    );
-  }
-
-  #row(result) {
-    const winner = result.winner === null ? null : result.winner === result.first ? 0 : 1;
-    const { score } = outcome(result.first, result.second, winner);
-    const names = [result.first, result.second].map((name, side) =>
-      el("span", { class: side === winner ? "name won" : "name" }, name),
-    );
-    const link = el(
-      "a",
-      { href: matchLink(result.match) },
-      names[0],
-      el("span", { class: "muted" }, " v "),
-      names[1],
-    );
-    const points = pointsText(result.scores);
-    const how = el("td", { class: "text how" }, words(result.termination));
-    if (result.detail) how.title = result.detail;
-    return el(
-      "tr",
-      {},
-      el("th", { scope: "row", class: "text" }, link),
-      el("td", { class: "text" }, points ? `${score} · ${points}` : score),
-      how,
-      el("td", { class: "text" }, result.game),
-      el("td", { class: "number" }, whole(result.plies)),
-      el("td", { class: "text" }, result.opening || "start"),
-    );
-  }
-}
-
 export class MatchesView {
   #page;
   #grid;
@@ -375,7 +223,9 @@ export class MatchesView {
       field,
       this.#pager.element,
     );
-    root.append(this.#bar, this.#empty, this.#grid.element, this.#results.element);
+    const boards = [this.#bar, this.#empty, this.#grid.element];
+    const finished = this.#results.element;
+    root.append(...(page.source.isStatic ? [finished, ...boards] : [...boards, finished]));
     this.#name.addEventListener("input", () => this.#filter());
     this.#games.select.addEventListener("change", () => this.#filter());
   }

@@ -35,8 +35,14 @@ export class LiveSource {
     return this.#json(`api/matches/${encodeURIComponent(id)}`);
   }
 
-  results(offset, limit) {
-    return this.#json(`api/matches?offset=${offset}&limit=${limit}`);
+  /** Finished matches that fit a wish: {player, game, how, result, sort, order}. */
+  results(offset, limit, wish) {
+    return this.#json(`api/matches?${new URLSearchParams({ offset, limit, ...wish })}`);
+  }
+
+  /** The tables of the standings; null to one who knows those of as many games. */
+  standings(known) {
+    return this.#json(known === null ? "api/standings" : `api/standings?known=${known}`);
   }
 
   histogram(agent, game) {
@@ -92,10 +98,49 @@ export class LiveSource {
 
   async #json(url) {
     const answer = await fetch(url);
-    if (answer.status === 404) return null;
+    if (answer.status === 404 || answer.status === 204) return null;
     if (!answer.ok) throw new Error(`the arena answered ${answer.status}`);
     return answer.json();
   }
+}
+
+/** The termination of a finished match, or of a forfeit the failure behind it. */
+function howOf({ fault, termination }) {
+  return fault ?? termination;
+}
+
+const SORTS = new Map([
+  ["players", ({ first, second }) => `${first.toLowerCase()}\n${second.toLowerCase()}`],
+  ["result", ({ winner, first }) => (winner === null ? 0.5 : Number(winner === first))],
+  ["how", howOf],
+  ["game", ({ game }) => game],
+  ["plies", ({ plies }) => plies],
+]);
+
+function compareValues(a, b) {
+  return Number(a > b) - Number(a < b);
+}
+
+function distinct(values) {
+  return [...new Set(values)].sort(compareValues);
+}
+
+/** Whether a finished match is one of those wished for, as the arena's own filter has it. */
+function fits({ first, second, winner, game, ...result }, wish) {
+  const loser = winner === first ? second : first;
+  const winners = {
+    first: winner === first,
+    second: winner === second,
+    draw: winner === null,
+    won: winner !== null && winner === wish.player,
+    lost: winner !== null && loser === wish.player,
+  };
+  return (
+    (!wish.player || [first, second].includes(wish.player)) &&
+    (!wish.game || game === wish.game) &&
+    (!wish.how || howOf(result) === wish.how) &&
+    (!wish.result || winners[wish.result])
+  );
 }
 
 export class StaticSource {
@@ -104,7 +149,8 @@ export class StaticSource {
   #listener = null;
   #stepped;
 
-  /** `data` is the report's JSON: frame, games, details, histograms, telemetry, results, notes. */
+  /** `data` is the report's JSON: frame, games, details, histograms, telemetry, results, standings,
+  notes. */
   constructor(data) {
     this.#data = data;
     this.#stepped = Object.values(data.details ?? {}).sort((a, b) => a.number - b.number);
@@ -139,9 +185,23 @@ export class StaticSource {
     return new Map(Object.entries(this.#data.details ?? {})).get(id) ?? null;
   }
 
-  async results(offset, limit) {
-    const newest = [...(this.#data.results ?? [])].reverse();
-    return { total: newest.length, results: newest.slice(offset, offset + limit) };
+  async results(offset, limit, wish) {
+    const all = this.#data.results ?? [];
+    const found = all.filter((result) => fits(result, wish));
+    const [direction, valueOf] = [wish.order === "ascending" ? 1 : -1, SORTS.get(wish.sort)];
+    if (direction < 0) found.reverse();
+    if (valueOf) found.sort((a, b) => direction * compareValues(valueOf(a), valueOf(b)));
+    return {
+      total: found.length,
+      results: found.slice(offset, offset + limit),
+      players: distinct(all.flatMap(({ first, second }) => [first, second])),
+      games: distinct(all.map(({ game }) => game)),
+      hows: distinct(all.map(howOf)),
+    };
+  }
+
+  async standings() {
+    return this.#data.standings ?? null;
   }
 
   async histogram(agent, game) {

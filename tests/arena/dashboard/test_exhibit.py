@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from arena.dashboard import exhibit as module
+from arena.dashboard.browse import Wish
 from arena.dashboard.exhibit import LiveExhibit, drawings
 from arena.figures import Figures
 from arena.frames import TELEMETRY_S, Overview
@@ -407,7 +408,7 @@ async def test_results_are_paged_newest_first() -> None:
         show.look(*(running(n, state="finished", ended=float(n)) for n in range(7)))
 
         async def page(offset: int, limit: int) -> list[str]:
-            told = await show.exhibit.results(offset, limit)
+            told = await show.exhibit.results(offset, limit, Wish())
             assert told["total"] == 7
             return [result["match"] for result in told["results"]]
 

@@ -21,6 +21,7 @@ from structlog.testing import capture_logs
 from yarl import URL
 
 from arena.dashboard import server
+from arena.dashboard.browse import Wish
 from arena.dashboard.guard import HEADERS, Binding, cookie_name
 from arena.dashboard.server import Dashboard, DashboardError, Exhibit, Limits
 
@@ -82,8 +83,12 @@ class Script:
             await asyncio.Event().wait()
         return {"match": match_id} if match_id == HOSTILE else None
 
-    async def results(self, offset: int, limit: int) -> dict[str, Any]:
+    async def results(self, offset: int, limit: int, wish: Wish) -> dict[str, Any]:
+        self.asked.append(wish)
         return {"total": offset + limit, "results": []}
+
+    async def standings(self, known: int | None) -> bytes | None:
+        return None if known == 7 else b'{"games":7}'
 
     async def telemetry(self, engine: str, span: int) -> dict[str, Any] | None:
         return {"span_s": span, "buckets": []} if engine == "main" else None
@@ -452,6 +457,22 @@ async def test_gzip_is_only_for_those_who_take_it(serve: Serve) -> None:
             assert "Content-Encoding" not in response.headers
 
 
+async def test_games_are_asked_for_as_the_reader_wishes(serve: Serve) -> None:
+    exhibit = Script()
+    async with serve(exhibit) as client:
+        await client.json("/api/matches?player=a%26b&result=won&sort=plies&order=ascending&how=")
+        await client.json("/api/matches")
+    wished = Wish(player="a&b", result="won", sort="plies", order="ascending")
+    assert exhibit.asked == [wished, Wish()]
+
+
+async def test_standings_that_are_known_are_not_sent_again(serve: Serve) -> None:
+    async with serve(Script()) as client:
+        assert await client.json("/api/standings") == {"games": 7}
+        assert await client.json("/api/standings?known=6") == {"games": 7}
+        assert await client.text("/api/standings?known=7", 204) == ""
+
+
 async def test_queries_are_checked(serve: Serve) -> None:
     async with serve(Script()) as client:
         assert await client.json("/api/matches?offset=7&limit=500") == {"total": 507, "results": []}
@@ -470,6 +491,13 @@ async def test_queries_are_checked(serve: Serve) -> None:
             assert "a whole number" in await client.text(
                 f"/api/matches?{URL(f'?{query}').raw_query_string}", 400
             )
+        for query, told in (
+            ("result=half", "result: one of first, second, draw, won, lost\n"),
+            ("sort=", "sort: one of ended, players, result, how, game, plies\n"),
+            ("order=up", "order: one of descending, ascending\n"),
+        ):
+            assert await client.text(f"/api/matches?{query}", 400) == told
+        assert "a whole number" in await client.text("/api/standings?known=-1", 400)
         assert await client.text("/api/telemetry?span=1", 400) == "engine: missing\n"
         assert await client.text("/api/histogram?agent=a", 400) == "game: missing\n"
 

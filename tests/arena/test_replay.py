@@ -1,0 +1,246 @@
+"""A run judged again comes out as it is stored, until the parser, the rules or a reply change."""
+
+import json
+import shutil
+import sqlite3
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agents.judge
+from agents import Failure, Fault
+from agents.parse import read_move
+from arena import cli, replay
+from arena.store import read
+from games import Position
+
+CONFIG = """
+name = "t"
+seed = 5
+[engines.main]
+kind = "scripted"
+replies = ["MOVE: g1f3", "MOVE: f3g1", "MOVE: g8f6", "MOVE: f6g8", "MOVE: pass", "MOVE: a1a1", "no"]
+faults = [{kind = "cut_short", probability = 0.05}]
+[[agents]]
+name = "free"
+kind = "llm"
+engine = "main"
+mode = "free"
+[[agents]]
+name = "bound"
+kind = "llm"
+engine = "main"
+[[agents]]
+name = "dice"
+kind = "random"
+[[agents]]
+name = "thinker"
+kind = "llm"
+engine = "main"
+mode = "think"
+think_tokens = 8
+[tournament]
+games = ["chess", "janggi"]
+pairs = 1
+max_plies = 12
+[pace]
+move_period_seconds = 0
+"""
+Reader = Callable[..., str | Failure]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("replay")
+    (folder / "t.toml").write_text(CONFIG)
+    run = folder / "run"
+    assert cli.main(["run", str(folder / "t.toml"), "--out", str(run), "--view", "none"]) == 0
+    return run
+
+
+@pytest.fixture
+def run(played: Path, tmp_path: Path) -> Path:
+    """A copy to be tampered with."""
+    return Path(shutil.copytree(played, tmp_path / "run"))
+
+
+def tamper(run: Path, statement: str, *values: object) -> None:
+    with closing(sqlite3.connect(run / "run.db")) as db, db:
+        assert db.execute(statement, values).rowcount == 1
+
+
+def replayed(run: Path) -> dict[str, Any]:
+    return replay.build(read(run))
+
+
+def test_a_run_of_all_modes_comes_out_the_same(
+    played: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = read(played)
+    before = (played / "run.db").read_bytes()
+    assert {a.mode for a in held.attempts} == {"free", "constrained", "think"}
+    assert "cut_short" in {a.fault for a in held.attempts}
+    assert {row.termination for row in held.matches} >= {"forfeit", "ply_cap"}
+    assert cli.main(["replay", str(played)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "same"
+    assert (played / "run.db").read_bytes() == before
+    result = replayed(played)
+    replies = [a for a in held.attempts if a.reply_text is not None]
+    assert result["replies_judged"] == len(replies) > 50
+    assert result["attempts_trusted"] == 0
+    assert (result["matches"], result["plies"]) == (len(held.matches), len(held.plies))
+
+
+def test_a_new_parser_shows_exactly_the_plies_that_it_would_change(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A parser that takes any text for the first legal move: what failed then is legal now."""
+
+    def lenient(text: str, position: Position, *, is_cut: bool) -> str | Failure:
+        found = read_move(text, position, is_cut=is_cut)
+        failed = isinstance(found, Failure) and found.fault is Fault.ILLEGAL
+        return position.legal_moves()[0] if failed else found
+
+    monkeypatch.setattr(agents.judge, "read_move", lenient)
+    held = read(run)
+    illegal = {a.request_id: a for a in held.attempts if a.fault == Fault.ILLEGAL}
+    assert illegal
+    result = replayed(run)
+    found = [row for row in result["differences"] if row["what"] == "reply"]
+    assert {row["attempt"] for row in found} == set(illegal)
+    assert all(row["stored"].startswith("illegal (") for row in found)
+    assert {(row["match"], row["ply"]) for row in found} == {
+        (a.match_id, a.ply) for a in illegal.values()
+    }
+    assert result["departures"] == [
+        {"match": match.id, "ply": min(a.ply for a in illegal.values() if a.match_id == match.id)}
+        for match in held.matches
+        if any(a.match_id == match.id for a in illegal.values())
+    ]
+    assert cli.main(["replay", str(run)]) == 1
+    said = capsys.readouterr().out
+    assert said.count("the game might have gone otherwise") == len(result["departures"])
+    assert said.splitlines()[-1] == f"{len(illegal)} differences"
+
+
+def test_a_reply_that_was_changed_is_found(run: Path) -> None:
+    held = read(run)
+    victim = next(a for a in held.attempts if a.mode == "free" and a.fault is None)
+    tamper(
+        run,
+        "UPDATE attempts SET reply_text = 'I pass the turn' WHERE request_id = ?",
+        victim.request_id,
+    )
+    move = next(p.move for p in held.plies if (p.match_id, p.ply) == (victim.match_id, victim.ply))
+    (found,) = replayed(run)["differences"]
+    assert (found["match"], found["ply"]) == (victim.match_id, victim.ply)
+    assert (found["attempt"], found["stored"]) == (victim.request_id, move)
+    assert found["now"].startswith("unparsable")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "what"),
+    [
+        ("fen_after", "8/8/8/8/8/8/8/8 w - - 0 1", "position"),
+        ("notation", "Qh5#", "notation"),
+        ("side", 1, "side"),
+        ("move", "e2e5", "move"),
+    ],
+)
+def test_a_ply_that_was_changed_is_found(run: Path, column: str, value: object, what: str) -> None:
+    match = next(row for row in read(run).matches if "dice" in row.agents and row.game == "chess")
+    tamper(run, f"UPDATE plies SET {column} = ? WHERE match_id = ? AND ply = 0", value, match.id)
+    found = [row for row in replayed(run)["differences"] if row["what"] == what]
+    assert [(row["match"], row["ply"], row["stored"]) for row in found] == [
+        (match.id, 0, str(value))
+    ]
+
+
+def test_a_ply_that_is_missing_is_found(run: Path) -> None:
+    match = next(row for row in read(run).matches if row.termination == "ply_cap")
+    tamper(run, "DELETE FROM plies WHERE match_id = ? AND ply = 3", match.id)
+    (found,) = [row for row in replayed(run)["differences"] if row["match"] == match.id]
+    assert (found["ply"], found["what"]) == (3, "order")
+
+
+@pytest.mark.parametrize("termination", ["ply_cap", "forfeit"])
+def test_a_result_that_was_changed_is_found_with_the_ratings_that_follow(
+    run: Path, termination: str
+) -> None:
+    match = next(row for row in read(run).matches if row.termination == termination)
+    winner = 0 if match.winner != 0 else 1
+    tamper(run, "UPDATE matches SET winner = ? WHERE id = ?", winner, match.id)
+    result = replayed(run)
+    (found,) = result["differences"]
+    assert (found["match"], found["what"]) == (match.id, "result")
+    assert found["stored"].startswith(f"won by side {winner}")
+    changed = {row["name"] for row in result["ratings"] if row["game"] == match.game}
+    assert changed >= set(match.agents)
+    assert any("points, Elo" in line for line in replay.lines(result))
+
+
+def test_a_game_that_was_over_is_found_to_be_followed_by_moves(run: Path) -> None:
+    """A lower ply cap in the stored config ends games before their last plies."""
+    held = read(run)
+    config = json.loads(held.run.config_json)
+    config["tournament"]["max_plies"] = 10
+    tamper(run, "UPDATE run SET config_json = ?", json.dumps(config))
+    found = [row for row in replayed(run)["differences"] if row["what"] == "result"]
+    longer = {ply.match_id for ply in held.plies if ply.ply == 10}
+    at = {row["match"]: row["ply"] for row in found if row["ply"] is not None}
+    assert at == dict.fromkeys(longer, 10)
+
+
+def test_older_versions_are_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tamper(run, "UPDATE run SET versions_json = ?", json.dumps({"parser": 0}))
+    assert cli.main(["replay", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "parser: 0 then, " in said
+    assert "chess: unknown then, " in said
+
+
+def test_json_and_no_run(played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replay", str(played), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["schema_version"], told["is_same"], told["differences"]) == (1, True, [])
+    assert cli.main(["replay", str(tmp_path / "none")]) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_what_this_version_does_not_know_is_one_line(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    match = read(run).matches[0]
+    tamper(run, "UPDATE matches SET start_fen = 'nothing' WHERE id = ?", match.id)
+    assert cli.main(["replay", str(run)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"arena: match {match.id} cannot be replayed: bad ")
+
+
+def test_a_uci_engine_s_answers_are_judged_again(tmp_path: Path) -> None:
+    """A legal answer, then an illegal one; what it draws by the run's dice leaves no reply."""
+    fake = Path(__file__).parents[1] / "agents" / "fake_uci.py"
+    command = [sys.executable, str(fake), "fine", "g1f3", "a1a8"]
+    (tmp_path / "t.toml").write_text(
+        'name = "t"\n[[agents]]\nname = "fish"\nkind = "uci"\n'
+        f"command = {json.dumps(command)}\n"
+        '[[agents]]\nname = "dice"\nkind = "random"\n'
+        "[tournament]\npairs = 1\nparallel_matches = 1\n[pace]\nmove_period_seconds = 0\n"
+        '[openings]\nbook = "start"\n[faults]\nprobe = false\n'
+    )
+    run = tmp_path / "run"
+    assert cli.main(["run", str(tmp_path / "t.toml"), "--out", str(run), "--view", "none"]) == 0
+    held = read(run)
+    assert [a.fault for a in held.attempts][:2] == [None, "engine_illegal"]
+    result = replayed(run)
+    assert result["is_same"]
+    assert result["replies_judged"] == sum(a.reply_text is not None for a in held.attempts)
+    first = held.attempts[0].request_id
+    tamper(run, "UPDATE attempts SET reply_text = 'a1a8' WHERE request_id = ?", first)
+    (found,) = replayed(run)["differences"]
+    assert (found["attempt"], found["stored"]) == (first, "g1f3")
+    assert found["now"].startswith("engine_illegal")
