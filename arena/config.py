@@ -35,6 +35,8 @@ from serving import (
 )
 
 MAX_MATCHES = 200_000
+MOST_NELO = 200
+"""Bounds of a test in normalized Elo; from 231 on some counts of pairs have no solution."""
 
 
 class ConfigError(ValueError):
@@ -149,6 +151,9 @@ class SprtSection(Section):
     def _makes_a_test(self) -> "SprtSection":
         if not self.elo0 < self.elo1:
             raise ValueError(f"elo1: must be above elo0, which is {self.elo0:g}")
+        for key in ("elo0", "elo1"):
+            if self.model == "normalized" and abs(getattr(self, key)) > MOST_NELO:
+                raise ValueError(f"{key}: normalized Elo lies within ±{MOST_NELO}; give less")
         if not self.alpha + self.beta < 1:
             raise ValueError("beta: alpha and beta must add up to less than 1")
         return self

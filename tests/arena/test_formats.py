@@ -1,5 +1,6 @@
 """Formats: whatever the results and their order, they end, and go on where they were stopped."""
 
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arena import swiss
-from arena.config import ConfigError, RunConfig, parse
+from arena.config import MOST_NELO, ConfigError, RunConfig, parse
 from arena.early_stop import EarlyStop
 from arena.formats import Knockout, Ladder, Swiss
 from arena.pairwise import pair_counts
@@ -129,9 +130,9 @@ def test_a_swiss_tournament_repeats_no_meeting_while_that_can_be_avoided(
         pairs = list(contest.due())
         now = [frozenset(pair.names) for pair in pairs]
         assert len(frozenset().union(*now)) == 2 * len(now) == players // 2 * 2
-        rematches = sum(met[two] > 0 for two in now)
+        rematches = sum(met[two] for two in now)
         if rematches:
-            assert rematches >= fewest_rematches(set().union(*now), met)
+            assert rematches == fewest_rematches(set().union(*now), met)
         met.update(now)
         byes += set(names).difference(*now)
         for pair in rng.sample(pairs, len(pairs)):
@@ -147,7 +148,7 @@ def fewest_rematches(names: set[str], met: Counter[frozenset[str]]) -> int:
         return 0
     first = min(names)
     return min(
-        (met[frozenset((first, other))] > 0) + fewest_rematches(names - {first, other}, met)
+        met[frozenset((first, other))] + fewest_rematches(names - {first, other}, met)
         for other in names - {first}
     )
 
@@ -231,7 +232,7 @@ MODELS = st.sampled_from(("logistic", "normalized", "bayes_elo"))
 def test_an_early_stop_is_the_test_s_own_on_the_same_sequence(
     model: Any, scores: list[float], rng: random.Random
 ) -> None:
-    test = Sprt(0, 100, 0.1, 0.1, model)
+    test = Sprt(0, MOST_NELO, 0.3, 0.3, model)
     pairs = list(zip(scores[::2], scores[1::2], strict=False))
     stopped_at, llr = len(pairs), 0.0
     for number in range(1, len(pairs) + 1):
@@ -248,6 +249,17 @@ def test_an_early_stop_is_the_test_s_own_on_the_same_sequence(
     assert stop.pairs == stopped_at
     assert stop.llr == pytest.approx(llr)
     assert (stop.state == "continue") == (test.bounds[0] < llr < test.bounds[1])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, 500), min_size=5, max_size=5).filter(any), st.booleans())
+def test_the_widest_normalized_test_has_an_answer_to_all_counts(
+    bins: list[int], is_swapped: bool
+) -> None:
+    low, high = (-MOST_NELO, MOST_NELO) if is_swapped else (0, MOST_NELO)
+    llr = Sprt(low, high, model="normalized").llr(bins)
+    assert math.isfinite(llr)
+    assert (Sprt(-high, -low, model="normalized").llr(bins[::-1])) == pytest.approx(-llr, abs=1e-6)
 
 
 def test_a_pairing_stops_when_its_test_decides_and_others_go_on() -> None:
@@ -313,6 +325,10 @@ def test_what_a_format_cannot_use_is_one_line_with_the_key(
         ({"tournament": {"format": "ladder"}}, r"tournament\.anchors: at chess 0 of 2"),
         ({"tournament": {"format": "swiss"}, "sprt": TEST}, r"^sprt: does nothing"),
         ({"sprt": {**TEST, "elo1": -1}}, r"sprt\.elo1: must be above elo0, which is 0"),
+        (
+            {"sprt": {**TEST, "model": "normalized"}},
+            r"sprt\.elo1: normalized Elo lies within ±200",
+        ),
         ({"sprt": {**TEST, "alpha": 0.9}}, r"sprt\.beta: alpha and beta must add up"),
         ({"openings": {"plies": 4}}, r"openings\.plies: cuts the games of a PGN book"),
     ],
