@@ -44,7 +44,9 @@ SORTS: Mapping[str, Callable[[MatchFigures], Any]] = {
 def browse(matches: Sequence[MatchFigures], wish: Wish, offset: int, limit: int) -> dict[str, Any]:
     """A page of the games wished for, with how many there are of them, and what there is to wish
     for. `matches` are finished, in the order in which they ended."""
-    found = [match for match in matches if _fits(match.row, _how(match), wish)]
+    is_any = wish[:4] == Wish()[:4]
+    found = [match for match in matches if is_any or _fits(match.row, _how(match), wish)]
+    kinds = {(row.game, row.ruleset) for row in (match.row for match in matches)}
     is_falling = wish.order == "descending"
     if is_falling:
         found.reverse()
@@ -53,8 +55,11 @@ def browse(matches: Sequence[MatchFigures], wish: Wish, offset: int, limit: int)
     return {
         "total": len(found),
         "results": [result(match) for match in found[offset : offset + limit]],
-        "players": sorted({name for match in matches for name in match.row.agents}),
-        "games": sorted({label(match.row.game, match.row.ruleset) for match in matches}),
+        "players": sorted(
+            {match.row.agent_first for match in matches}
+            | {match.row.agent_second for match in matches}
+        ),
+        "games": sorted({label(*kind) for kind in kinds}),
         "hows": sorted({_how(match) for match in matches}),
     }
 

@@ -6,7 +6,7 @@ import { isKnown, percent, tally, whole, words } from "./text.js";
 
 const STANDINGS_MS = 5000;
 const MOST_NUMBERS = 20;
-const MOST_BESIDE = 8;
+const MOST_BESIDE = 5;
 const MOST_NAMED = 8;
 const MOST_UNRATED = 50;
 const ELO_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
@@ -404,7 +404,7 @@ function crossCell({ wins, draws, losses, games, numPairs, elo }) {
 
 function losCell(los) {
   if (los === null) return null;
-  const shown = los > 0.995 && los < 1 ? ">99" : los < 0.005 && los > 0 ? "<1" : whole(los * 100);
+  const shown = los > 0.995 ? ">99" : los < 0.005 ? "<1" : whole(los * 100);
   return { share: los, text: shown, said: `better with a likelihood of ${shown} %` };
 }
 
