@@ -1,10 +1,12 @@
 """Players: shown a turn, they decide."""
 
 from agents.base import (
+    NO_CONCESSIONS,
     THOUGHT,
     Agent,
     AgentContext,
     Attempt,
+    Concessions,
     Decision,
     Fault,
     Interrupted,
@@ -25,14 +27,17 @@ from agents.config import (
     check_agent,
     parse_agent_config,
 )
-from agents.judge import judge_choice, judge_free, judge_thought
+from agents.judge import choices_of, judge_choice, judge_free, judge_thought
 from agents.llm import LlmAgent, LlmSettings, cannot_think, charged_seconds, sampling_seed
-from agents.parse import PARSER_VERSION, Answer, Failure, read_answer, read_move
+from agents.parse import ACCEPT, OFFER, PARSER_VERSION, Answer, Failure, read_answer, read_move
 from agents.prompt import PROMPT_VERSION, ContextNeed, system_prompt
 from agents.uci_agent import UciAgent, from_uci
 
 __all__ = [
+    "ACCEPT",
     "AGENT_KINDS",
+    "NO_CONCESSIONS",
+    "OFFER",
     "PARSER_VERSION",
     "PROMPT_VERSION",
     "THOUGHT",
@@ -42,6 +47,7 @@ __all__ = [
     "AgentKind",
     "Answer",
     "Attempt",
+    "Concessions",
     "ContextNeed",
     "Decision",
     "Failure",
@@ -63,6 +69,7 @@ __all__ = [
     "cannot_think",
     "charged_seconds",
     "check_agent",
+    "choices_of",
     "from_uci",
     "judge_choice",
     "judge_free",

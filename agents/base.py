@@ -90,6 +90,19 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Concessions:
+    """What a tournament lets its players say beside a move."""
+
+    draw_offers: bool = False
+    """A move may come with an offer of a draw, which stands until the opponent's next move."""
+    resignation: bool = False
+    """Players are told that they may resign."""
+
+
+NO_CONCESSIONS = Concessions()
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """What an agent is shown."""
 
@@ -103,16 +116,22 @@ class Turn:
     """When the move was wanted, `time.monotonic()` seconds."""
     made: tuple[Attempt, ...] = ()
     """Attempts of this ply that an infrastructure fault cut off; `choose` goes on after them."""
+    is_draw_offered: bool = False
+    """The opponent's last move came with an offer of a draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A legal move, or None with the fault that decided."""
+    """A legal move, or None with the fault that decided or the draw that is accepted."""
 
     move: str | None
     fault: Fault | None
     attempts: tuple[Attempt, ...]
     """Every attempt made by this call, without those of `Turn.made`."""
+    offers_draw: bool = False
+    """The move comes with an offer, where `AgentContext.concessions` has them."""
+    accepts_draw: bool = False
+    """In place of a move, where `Turn.is_draw_offered`."""
 
 
 class Interrupted(EngineError):
@@ -154,6 +173,7 @@ class AgentContext:
     """The shared system prompt by game; a game that is absent has ours."""
     record_event: Callable[[str, Mapping[str, Any]], None] = _ignore
     """Writes a line of the run's event log: kind, details."""
+    concessions: Concessions = NO_CONCESSIONS
     games: tuple[tuple[str, str], ...] = ()
     """Games of the run as `Turn.game` names them, with their rule sets: `open` checks these."""
     memo: dict[tuple[str, ...], int] = field(default_factory=dict, compare=False)

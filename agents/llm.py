@@ -1,7 +1,7 @@
 """A language model as a player, in three modes.
 
-constrained   The engine may only answer with a legal move. Whatever else comes is the engine's
-              failure, and is raised.
+constrained   The engine may only answer with a legal move, or with what else the tournament
+              allows. Whatever else comes is the engine's failure, and is raised.
 free          The model writes what it likes and `parse` reads it. A failed answer is told what
               was wrong and asked again, up to the turn's budget.
 think         Two questions: the model reasons for at most `think_tokens`, then, with its thought
@@ -17,7 +17,14 @@ from functools import lru_cache
 import structlog
 
 from agents.base import THOUGHT, AgentContext, Attempt, Decision, Fault, Interrupted, Turn
-from agents.judge import judge_choice, judge_free, judge_thought
+from agents.judge import (
+    choices_of,
+    decided,
+    judge_choice,
+    judge_free,
+    judge_thought,
+    longest_choice,
+)
 from agents.parse import Failure
 from agents.prompt import (
     COMPLAINT_TOKENS,
@@ -27,6 +34,7 @@ from agents.prompt import (
     complaint,
     lead,
     longest_move_tokens,
+    offered,
     prefix_tokens,
     sample_game,
     system_prompt,
@@ -100,7 +108,8 @@ class LlmAgent:
 
     async def _prime(self, view: _GameView) -> None:
         settings = self._settings
-        parts = PromptParts(view.system, settings.persona, lead(settings.mode, None), ())
+        opening = lead(settings.mode, None, self._context.concessions)
+        parts = PromptParts(view.system, settings.persona, opening, ())
         key = ("primed", self._engine.name, parts.system, parts.persona, parts.lead)
         if key not in self._context.memo:
             self._context.memo[key] = 1
@@ -146,7 +155,8 @@ class LlmAgent:
             base = self._rebased(turn, view)
             opening = self._lead(view, position.start, moves[:base])
             moves = moves[base:]
-        return PromptParts(view.system, self._settings.persona, opening, moves)
+        note = offered(self._settings.mode) if turn.is_draw_offered else ""
+        return PromptParts(view.system, self._settings.persona, opening, moves, note)
 
     def _rebased(self, turn: Turn, view: _GameView) -> int:
         """The ply that the transcript begins from; an event tells where it moved."""
@@ -160,13 +170,14 @@ class LlmAgent:
         return base
 
     def _make_lead(self, view: _GameView, start: Start, before: tuple[str, ...]) -> str:
-        if not before:
-            is_usual = start.fen == view.usual.fen
-            return lead(self._settings.mode, None if is_usual else start.fen)
-        position = view.game.position(start)
-        for move in before:
-            position = position.play(move)
-        return lead(self._settings.mode, position.fen)
+        if before:
+            position = view.game.position(start)
+            for move in before:
+                position = position.play(move)
+            fen: str | None = position.fen
+        else:
+            fen = None if start.fen == view.usual.fen else start.fen
+        return lead(self._settings.mode, fen, self._context.concessions)
 
     def _view(self, name: str, ruleset: str) -> _GameView:
         view = self._views.get((name, ruleset))
@@ -177,10 +188,11 @@ class LlmAgent:
     def _look_at(self, name: str, ruleset: str) -> _GameView:
         """Tell, measure and check a game; what does not depend on this agent is done once a run."""
         mode, template, memo = self._settings.mode, self._engine.template, self._context.memo
+        concessions = self._context.concessions
         game = load_game(name)
         usual = game.openings("start", ruleset)[0]
         system = self._context.prompts.get(game.name) or system_prompt(game.name, ruleset)
-        parts = PromptParts(system, self._settings.persona, lead(mode, None), ())
+        parts = PromptParts(system, self._settings.persona, lead(mode, None, concessions), ())
         key = (self._engine.name, name, ruleset)
         if ("move_tokens", *key) not in memo:
             memo["move_tokens", *key] = longest_move_tokens(template, parts, game, usual)
@@ -190,11 +202,11 @@ class LlmAgent:
                 log.warning(
                     "template_breaks_prefix", engine=self._engine.name, game=name, detail=broken
                 )
-        answer = len(game.longest_move.encode()) + 1
+        answer = longest_choice(game.longest_move, concessions) + 1
         if mode == "free":
             answer = self._settings.max_tokens + COMPLAINT_TOKENS
         need = ContextNeed(
-            prefix_tokens=prefix_tokens(template, parts, mode, usual),
+            prefix_tokens=prefix_tokens(template, parts, mode, usual, concessions),
             move_tokens=memo["move_tokens", *key],
             answer_tokens=answer,
             context_tokens=self._engine.limits.context_tokens,
@@ -215,8 +227,9 @@ class LlmAgent:
     async def _choose_constrained(
         self, turn: Turn, prompt: Prompt, before: tuple[Attempt, ...]
     ) -> Decision:
-        """One of the legal moves; `before` was asked for it in the same call."""
-        choices = turn.position.legal_moves()
+        """One of the answers that there are; `before` was asked for it in the same call."""
+        concessions = self._context.concessions
+        choices = choices_of(turn.position, concessions, turn.is_draw_offered)
         n, past_tries = _counts(turn.made)
         request = self._request(
             turn,
@@ -227,10 +240,16 @@ class LlmAgent:
             deadline_s=self._context.move_limit_seconds,
         )
         reply = await self._ask(request, n, before)
-        move = judge_choice(reply.text, reply.finish, choices)
-        if isinstance(move, Failure):
-            raise Interrupted((*before, Attempt(n, reply, move.fault, move.detail, request.id)))
-        return Decision(move, None, (*before, Attempt(n, reply, None, "", request.id)))
+        answer = judge_choice(
+            reply.text, reply.finish, turn.position, concessions, turn.is_draw_offered
+        )
+        if not isinstance(answer, Failure):
+            done = (*before, Attempt(n, reply, None, "", request.id))
+            return decided(answer, turn.position, done)
+        failed = (*before, Attempt(n, reply, answer.fault, answer.detail, request.id))
+        if answer.fault.is_infrastructure:
+            raise Interrupted(failed)
+        return Decision(None, answer.fault, failed)
 
     # think mode
 
@@ -295,11 +314,19 @@ class LlmAgent:
                 deadline_s=left,
             )
             reply = await self._ask(request, n, attempts)
-            attempt, move = _judge(turn, reply, n, request.id)
-            attempts.append(attempt)
-            if move is not None:
-                return Decision(move, None, tuple(attempts))
-            failed.append(attempt)
+            answer = judge_free(
+                reply.text,
+                reply.finish,
+                turn.position,
+                reply.reasoning,
+                concessions=self._context.concessions,
+                is_draw_offered=turn.is_draw_offered,
+            )
+            if not isinstance(answer, Failure):
+                attempts.append(Attempt(n, reply, None, "", request.id))
+                return decided(answer, turn.position, tuple(attempts))
+            attempts.append(Attempt(n, reply, answer.fault, answer.detail, request.id))
+            failed.append(attempts[-1])
             n, past_tries = n + 1, 0
         return Decision(None, failed[-1].fault, tuple(attempts))
 
@@ -311,7 +338,8 @@ class LlmAgent:
         last = failed[-1]
         room = self._engine.limits.context_tokens - self._settings.max_tokens
         for answer in (last.reply.text if last.reply else "", ""):
-            noted = replace(parts, tail_note=complaint(last.detail, answer))
+            notes = filter(None, (parts.tail_note, complaint(last.detail, answer)))
+            noted = replace(parts, tail_note="\n".join(notes))
             if template.count_tokens(noted) <= room:
                 return template.render(noted)
         return template.render(parts)
@@ -408,11 +436,3 @@ def _fault_of(error: EngineError) -> Fault:
     except ValueError:
         return Fault.TRANSPORT
     return fault if fault.is_infrastructure else Fault.TRANSPORT
-
-
-def _judge(turn: Turn, reply: Reply, n: int, request_id: str) -> tuple[Attempt, str | None]:
-    """A free answer as an attempt, with the move where it gives one."""
-    move = judge_free(reply.text, reply.finish, turn.position, reply.reasoning)
-    if isinstance(move, Failure):
-        return Attempt(n, reply, move.fault, move.detail, request_id), None
-    return Attempt(n, reply, None, "", request_id), move

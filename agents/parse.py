@@ -9,7 +9,7 @@ answer, and a line that a token limit may have cut in the middle of a move is no
 import re
 from dataclasses import dataclass
 
-from agents.base import Fault
+from agents.base import NO_CONCESSIONS, Concessions, Fault
 from games import AmbiguousMove, GameError, IllegalMove, Position
 
 PARSER_VERSION = 1
@@ -19,10 +19,16 @@ _LABEL = re.compile(r"^[\s>*_`#-]*MOVE[\s*_`]*[:：](.*)$", re.IGNORECASE)
 _CUT_LABEL = re.compile(r"^[\s>*_`#-]*M(?:O(?:V(?:E[\s*_`]*)?)?)?$", re.IGNORECASE)
 _DECORATION = " \t*_`\"'“”‘’<>[]()"
 _MOVE_NUMBER = re.compile(r"^\d+\s*\.(?:\s*\.\.|…)?\s*(?=\S)")
+_OFFERED = re.compile(r"[\s*_`\"']*\(\s*=\s*\)[\s*_`\"'.]*$")
 _THINKING_ENDS = "</think>"
 _THINKING_BEGINS = "<think>"
 
 RESIGN = "resign"
+ACCEPT = "draw"
+OFFER = "(=)"
+"""Behind a move: a draw is offered with it (FIDE Laws of Chess, appendix C.12)."""
+RESIGNED = "the agent resigned"
+NO_OFFER = f"there is no offer of a draw to accept; to offer one, write {OFFER} behind a move"
 ENDLESS_THOUGHT = "the thinking used up all its tokens and came to no answer; think less"
 
 
@@ -31,6 +37,7 @@ class Answer:
     """What stood on the last answer line, without decoration."""
 
     text: str
+    offers_draw: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +48,9 @@ class Failure:
     detail: str
 
 
-def read_answer(text: str, *, is_cut: bool) -> Answer | Failure:
-    """The last answer in `text`; `is_cut` says that a token limit ended it.
+def read_answer(text: str, *, is_cut: bool, may_offer: bool = False) -> Answer | Failure:
+    """The last answer in `text`; `is_cut` says that a token limit ended it, `may_offer` that an
+    offer of a draw is read too.
 
     Failure is EMPTY, UNPARSABLE or TRUNCATED.
     """
@@ -62,25 +70,40 @@ def read_answer(text: str, *, is_cut: bool) -> Answer | Failure:
     for line in reversed(lines):
         found = _LABEL.match(line)
         if found:
-            answer = _bare(found.group(1))
+            said = found.group(1)
+            bare = _OFFERED.sub("", said) if may_offer else said
+            answer = _bare(bare)
             if answer:
-                return Answer(answer)
+                return Answer(answer, bare != said)
             return Failure(Fault.UNPARSABLE, "nothing stands after MOVE:")
     return _missing(Fault.UNPARSABLE, "it has no line MOVE: <move>", is_cut)
 
 
-def read_move(text: str, position: Position, *, is_cut: bool) -> str | Failure:
-    """The canonical legal move that a free answer names, or why it names none.
+def read_move(
+    text: str,
+    position: Position,
+    *,
+    is_cut: bool,
+    concessions: Concessions = NO_CONCESSIONS,
+    is_draw_offered: bool = False,
+) -> str | Failure:
+    """The canonical legal move that a free answer names, with OFFER behind it where a draw is
+    offered too, or ACCEPT where one is accepted; else why it names none.
 
-    `MOVE: resign` is the failure RESIGNED.
+    `MOVE: resign` is the failure RESIGNED, whether or not players are told of it.
     """
-    answer = read_answer(text, is_cut=is_cut)
+    answer = read_answer(text, is_cut=is_cut, may_offer=concessions.draw_offers)
     if isinstance(answer, Failure):
         return answer
     if answer.text.lower() == RESIGN:
-        return Failure(Fault.RESIGNED, "the agent resigned")
+        return Failure(Fault.RESIGNED, RESIGNED)
+    if concessions.draw_offers and answer.text.lower() == ACCEPT:
+        if is_draw_offered:
+            return ACCEPT
+        return Failure(Fault.UNPARSABLE, NO_OFFER)
     try:
-        return position.parse(answer.text)
+        move = position.parse(answer.text)
+        return move + OFFER if answer.offers_draw else move
     except IllegalMove as error:
         return Failure(Fault.ILLEGAL, f"{answer.text} is illegal: {error.reason}")
     except AmbiguousMove as error:

@@ -4,7 +4,7 @@
     persona  the agent's own words
     lead     the form of the answer and, where it is not the usual one, the position to begin from
     moves    the game so far
-    note     after a failed try, what was wrong with it; gone at the next ply
+    note     an offer of a draw, and after a failed try what was wrong with it; gone at the next ply
 
 Nothing that changes stands before anything that stays, and no name, date, id or colour stands
 before the moves, so both players of a match share one growing prefix. Everything here is pure.
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from agents.base import NO_CONCESSIONS, Concessions
 from games import Game, Position, Start
 from serving import PromptParts, Template
 
@@ -114,6 +115,21 @@ _LEADS: dict[str, str] = {
     ),
     "think": ("Think as briefly as you can. Then answer with the next move and nothing else.\n"),
 }
+_RESIGNATION = {
+    "constrained": "If you have no hope left you may answer resign instead.\n",
+    "free": "If you have no hope left you may write MOVE: resign\n",
+    "think": "If you have no hope left you may answer resign instead.\n",
+}
+_DRAW_OFFERS = {
+    "constrained": "With (=) right behind it a move offers a draw.\n",
+    "free": "With (=) behind the move you offer a draw: MOVE: <move> (=)\n",
+    "think": "With (=) right behind it a move offers a draw.\n",
+}
+_OFFERED = {
+    "constrained": "You are offered a draw: answer draw to accept it, or play on with a move.",
+    "free": "You are offered a draw: write MOVE: draw to accept it, or play on with a move.",
+    "think": "You are offered a draw: answer draw to accept it, or play on with a move.",
+}
 
 
 def system_prompt(game: str, ruleset: str) -> str:
@@ -140,12 +156,22 @@ def _janggi(ruleset: str) -> str:
     )
 
 
-def lead(mode: Mode, from_fen: str | None) -> str:
+def lead(mode: Mode, from_fen: str | None, concessions: Concessions = NO_CONCESSIONS) -> str:
     """What opens the user message; `from_fen` is the position that the moves begin from, if it has
     to be told."""
+    told = _LEADS[mode]
+    if concessions.resignation:
+        told += _RESIGNATION[mode]
+    if concessions.draw_offers:
+        told += _DRAW_OFFERS[mode]
     if from_fen is None:
-        return f"{_LEADS[mode]}Moves:"
-    return f"{_LEADS[mode]}Position (FEN): {from_fen}\nMoves from it:"
+        return f"{told}Moves:"
+    return f"{told}Position (FEN): {from_fen}\nMoves from it:"
+
+
+def offered(mode: Mode) -> str:
+    """The note after the moves when the opponent offers a draw."""
+    return _OFFERED[mode]
 
 
 def base_ply(ply: int, window: int) -> int:
@@ -235,13 +261,22 @@ def longest_move_tokens(template: Template, parts: PromptParts, game: Game, star
     return most
 
 
-def prefix_tokens(template: Template, parts: PromptParts, mode: Mode, start: Start) -> int:
-    """Tokens before the first move and after the last, with room for a position to begin from.
+def prefix_tokens(
+    template: Template,
+    parts: PromptParts,
+    mode: Mode,
+    start: Start,
+    concessions: Concessions = NO_CONCESSIONS,
+) -> int:
+    """Tokens before the first move and after the last, with room for a position to begin from and
+    for the note of an offer.
 
     A FEN of the middle game may be longer than that of `start`: it is counted twice.
     """
-    plain = template.count_tokens(replace(parts, lead=lead(mode, None)))
-    return 2 * template.count_tokens(replace(parts, lead=lead(mode, start.fen))) - plain
+    note = offered(mode) if concessions.draw_offers else ""
+    plain = replace(parts, lead=lead(mode, None, concessions), tail_note=note)
+    with_fen = replace(plain, lead=lead(mode, start.fen, concessions))
+    return 2 * template.count_tokens(with_fen) - template.count_tokens(plain)
 
 
 def sample_game(position: Position, plies: int) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from agents import AGENT_KINDS, AgentConfig, LlmConfig, parse_agent_config
+from agents import AGENT_KINDS, AgentConfig, Concessions, LlmConfig, parse_agent_config
 from arena.adjudication import AdjudicationRules
 from arena.clock import ClockRules
 from arena.sprt import Model, Sprt
@@ -112,12 +112,28 @@ class TournamentSection(Section):
         strict=True,
         description="Matches played at once: two seats each, one request in flight each.",
     )
+    draw_offers: bool = Field(
+        False,
+        strict=True,
+        description="Language models may offer a draw with a move, as `(=)` behind it, and accept "
+        "one with `draw`. Other players decline; your own class may do both.",
+    )
+    resignation: bool = Field(
+        False,
+        strict=True,
+        description="Language models are told that they may resign, and constrained ones may "
+        "answer `resign`. A free answer `MOVE: resign` counts either way.",
+    )
     max_plies: int | None = Field(
         200,
         ge=1,
         strict=True,
         description="Plies until the arena ends a game: chess drawn, janggi on points. 0: no cap.",
     )
+
+    @property
+    def concessions(self) -> Concessions:
+        return Concessions(self.draw_offers, self.resignation)
 
     @field_validator("max_plies", mode="before")
     @classmethod

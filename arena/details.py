@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from agents import THOUGHT
 from arena.figures import MatchFigures, MoveTimes
 from arena.follow import MatchRecords
 from arena.frames import board
@@ -27,6 +28,7 @@ def match_detail(records: MatchRecords, slo_ms: float, period_s: float) -> dict[
                 "move": ply.move,
                 "notation": ply.notation,
                 "fen": ply.fen_after,
+                "offers_draw": bool(ply.offers_draw),
                 "latency_ms": times.latency,
                 "queue_ms": times.queue,
                 "prefill_ms": times.prefill,
@@ -49,6 +51,7 @@ def _attempts(rows: Sequence[AttemptRow]) -> list[dict[str, Any]]:
     return [
         {
             "n": row.n,
+            "is_thought": row.request_id.endswith(THOUGHT),
             "mode": row.mode,
             "fault": row.fault,
             "detail": row.detail,

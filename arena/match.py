@@ -17,7 +17,7 @@ from arena.adjudication import AdjudicationRules
 from arena.clock import ClockRules, fell, spent_seconds
 from arena.pace import Pacer, SeatPace
 from arena.progress import Progress
-from arena.referee import ending, loss
+from arena.referee import agreed, ending, loss
 from arena.schedule import MatchSpec
 from arena.store import AttemptRow, MatchRow, PlyRow, Store, StoreError, storable
 from games import Game, Position, Result, Side
@@ -52,6 +52,7 @@ class MatchRules:
     max_plies: int | None
     clock: ClockRules | None = None
     adjudication: AdjudicationRules = field(default_factory=AdjudicationRules)
+    draw_offers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class Match:
         self._num_rows = len(past.attempts)
         """Attempts of the ply under way that are recorded."""
         self._last_tries: list[AttemptRow] = []
-        """Those that lost the match: they are committed with its result, or asked for again."""
+        """Those that ended the match: they are committed with its result, or asked for again."""
         self.is_faulty = False
         """It ended by an engine's crash, or was left for a fault of the infrastructure."""
         self._past = past
@@ -105,6 +106,7 @@ class Match:
         self._clocks = [start_s, start_s]
         """Seconds that each side has left; None without a clock."""
         self._evals = list(past.evals)
+        self._is_draw_offered = bool(past.plies and past.plies[-1].offers_draw)
         self._doing = f"game {spec.game}"
         """Whose code runs, for the report of what it raises."""
         self._log = log.bind(match=spec.id)
@@ -157,7 +159,7 @@ class Match:
         return ending(self._game, self._position, rules.max_plies, rules.adjudication, self._evals)
 
     async def _ply(self, due: float) -> Result | None:
-        """Play one ply; a result where the player's failure ends the match."""
+        """Play one ply; a result where the player ends the match instead."""
         position, side = self._position, self._position.side
         decision, thought_s = await self._decide(Seat(self._spec.agents[side], side), due)
         done = time.monotonic()
@@ -167,6 +169,8 @@ class Match:
         self._made, self._num_rows = (), 0
         if decision.move is None:
             self._last_tries = attempts
+            if decision.accepts_draw:
+                return agreed(self._game, position)
             self.is_faulty = decision.fault is Fault.ENGINE_CRASH
             assert decision.fault is not None
             return loss(self._game, position, decision.fault, last)
@@ -184,17 +188,20 @@ class Match:
             clock.of(self._ready),
             clock.of(due),
             clock.of(done),
+            decision.offers_draw,
         )
         await self._store.commit(row, *attempts)
         self._position, self._ready = after, time.monotonic()
         self._clocks[side] = left_s
+        self._is_draw_offered = decision.offers_draw
         self._evals.append(decision.attempts[-1].eval_cp if decision.attempts else None)
         return None
 
     def _on_the_clock(self, decision: Decision, thought_s: float) -> tuple[Decision, float | None]:
         """The decision, or the flag's fall in its place, and what is left after it."""
         rules, left_s = self._rules.clock, self._clocks[self._position.side]
-        if rules is None or left_s is None or decision.move is None:
+        has_answer = decision.move is not None or decision.accepts_draw
+        if rules is None or left_s is None or not has_answer:
             return decision, None
         tries = (*self._made, *decision.attempts)
         spent_s = spent_seconds(tries, thought_s)
@@ -221,6 +228,7 @@ class Match:
                 self._clocks[seat.side],
                 due,
                 self._made,
+                self._is_draw_offered,
             )
             if not player.is_engine_ready():
                 self._suspend("its engine is being started again")
@@ -245,7 +253,16 @@ class Match:
             raise _LeftForResume(f"agent {seat.agent} returned {decision!r}, which is no Decision")
         if any(a.reply is not None and not is_recordable(a.reply) for a in decision.attempts):
             raise _LeftForResume(f"agent {seat.agent} returned a reply without usable figures")
-        if decision.move is None:
+        if decision.offers_draw and not self._rules.draw_offers:
+            raise _LeftForResume(
+                f"agent {seat.agent} offered a draw, and tournament.draw_offers is false"
+            )
+        if decision.accepts_draw:
+            if not self._is_draw_offered or decision.move is not None:
+                raise _LeftForResume(
+                    f"agent {seat.agent} accepted a draw that it was not offered, or with a move"
+                )
+        elif decision.move is None:
             if decision.fault is None or decision.fault.is_infrastructure:
                 raise _LeftForResume(
                     f"agent {seat.agent} gave no move and no fault of its own ({decision.fault})"

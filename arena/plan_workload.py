@@ -159,7 +159,11 @@ def _shared_tokens(
     usual = game.openings("start", ruleset)[0]
     fens = {None if start.fen == usual.fen else start.fen for start in starts}
     prompts = [
-        template.render(PromptParts(system, asker.persona, lead(asker.mode, fen), moves))
+        template.render(
+            PromptParts(
+                system, asker.persona, lead(asker.mode, fen, config.tournament.concessions), moves
+            )
+        )
         for asker in askers
         for fen in fens
         for moves in ((), (game.longest_move,))

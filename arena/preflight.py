@@ -75,6 +75,7 @@ def agent_context(config: RunConfig, **more: Any) -> AgentContext:
         run_seed=config.seed,
         move_limit_seconds=config.pace.move_limit_seconds,
         prompts={game: section.system or "" for game, section in config.prompts.items()},
+        concessions=config.tournament.concessions,
         games=tuple((choice.name, choice.ruleset) for choice in config.games()),
         **more,
     )

@@ -161,6 +161,8 @@ def _comment(ply: PlyRow, attempts: Sequence[AttemptRow]) -> str:
     parts = [f"[%emt {_clock(seconds)}]"]
     if ply.clock_left_s is not None:
         parts.insert(0, f"[%clk {_clock(ply.clock_left_s)}]")
+    if ply.offers_draw:
+        parts.append("draw offered")
     if attempts and attempts[-1].eval_cp is not None:
         parts.append(f"[%eval {_eval(attempts[-1].eval_cp, ply.side)}]")
     served = [a for a in attempts if a.done is not None and a.admitted is not None]

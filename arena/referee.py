@@ -41,5 +41,11 @@ def loss(game: Game, position: Position, fault: Fault, last: str) -> Result:
     return Result(other(loser), termination, position.scores(), detail)
 
 
+def agreed(game: Game, position: Position) -> Result:
+    """The result where the side to move accepts the draw that it is offered."""
+    detail = f"{game.side_names[position.side]} accepted the draw that was offered"
+    return Result(None, Termination.DRAW_AGREED, position.scores(), detail)
+
+
 def other(side: Side) -> Side:
     return 1 if side == 0 else 0

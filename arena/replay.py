@@ -15,12 +15,15 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from agents import (
+    ACCEPT,
+    OFFER,
     PARSER_VERSION,
     PROMPT_VERSION,
     THOUGHT,
+    Concessions,
     Failure,
     Fault,
     from_uci,
@@ -31,9 +34,9 @@ from agents import (
 from arena import report
 from arena.adjudication import AdjudicationRules
 from arena.config import AdjudicationSection, null_name
-from arena.referee import ending, loss
+from arena.referee import agreed, ending, loss
 from arena.store import AttemptRow, MatchRow, PlyRow, Records, StoreError, storable
-from games import Game, Position, Start, load_game
+from games import Game, Position, Start, Termination, load_game
 from games.escaping import one_line
 from serving import Finish
 
@@ -81,6 +84,13 @@ class _Replay:
             self.departs_at = ply
 
 
+class _Asked(NamedTuple):
+    """What a player was shown."""
+
+    position: Position
+    is_draw_offered: bool
+
+
 @dataclass(frozen=True, slots=True)
 class _Setting:
     """What of the run's config bears on a game."""
@@ -89,6 +99,7 @@ class _Setting:
     adjudication: AdjudicationRules
     kinds: Mapping[str, str]
     """Of agents, by name."""
+    concessions: Concessions
 
 
 def build(records: Records) -> dict[str, Any]:
@@ -170,6 +181,9 @@ def _setting(records: Records) -> _Setting:
             for agent in config["agents"]
             for name in (agent["name"], null_name(agent["name"]))
         },
+        Concessions(
+            *(config["tournament"].get(key, False) for key in ("draw_offers", "resignation"))
+        ),
     )
 
 
@@ -188,7 +202,7 @@ def _replay(
     game = load_game(row.game)
     position = game.position(Start(row.start_fen, row.ruleset, row.opening))
     evals: list[int | None] = []
-    is_over = False
+    is_over = is_offered = False
     for number, ply in enumerate(plies):
         over = ending(game, position, setting.max_plies, setting.adjudication, evals)
         if over is not None and not is_over:
@@ -196,17 +210,20 @@ def _replay(
             replay.differ(number, "result", "the game goes on", over.detail)
             replay.depart(number)
         made = by_ply.get(number, [])
-        _judge_all(replay, number, made, position, setting, ply.move)
+        answer = ply.move + (OFFER if ply.offers_draw else "")
+        _judge_all(replay, number, made, _Asked(position, is_offered), setting, answer)
         after = _follow(replay, number, ply, game, position)
         if after is None:
             replay.depart(number)
             return replay
-        position = after
+        position, is_offered = after, bool(ply.offers_draw)
         evals.append(made[-1].eval_cp if made else None)
     last = by_ply.get(len(plies), [])
-    faults = _judge_all(replay, len(plies), last, position, setting, None)
+    asked = _Asked(position, is_offered)
+    closing = ACCEPT if row.termination == Termination.DRAW_AGREED else None
+    faults = _judge_all(replay, len(plies), last, asked, setting, closing)
     if row.state == "finished" and replay.departs_at is None:
-        _end(replay, game, position, setting, evals, faults)
+        _end(replay, game, asked, setting, evals, faults)
     return replay
 
 
@@ -235,18 +252,19 @@ def _judge_all(
     replay: _Replay,
     number: int,
     attempts: Sequence[AttemptRow],
-    position: Position,
+    asked: _Asked,
     setting: _Setting,
-    move: str | None,
+    answer: str | None,
 ) -> list[Failure]:
     """Judge all attempts of a ply; returned are the player's own failures, as they come out now.
 
-    `move` is the one that was played, None where the match ended instead.
+    `answer` is the one that counted, None where the match ended by a failure.
     """
     failed: list[Failure] = []
     for attempt in attempts:
-        outcome = _judge(attempt, position, setting.kinds.get(replay.row.agents[attempt.side], ""))
-        stored = _stored(attempt, move)
+        kind = setting.kinds.get(replay.row.agents[attempt.side], "")
+        outcome = _judge(attempt, asked, kind, setting.concessions)
+        stored = _stored(attempt, answer)
         if outcome is None:
             replay.num_trusted += 1
             outcome = stored
@@ -269,10 +287,12 @@ def _judge_all(
     return failed
 
 
-def _judge(attempt: AttemptRow, position: Position, kind: str) -> str | Failure | None:
-    """The move or the failure that a stored reply comes to now; None where it is not for the text
+def _judge(
+    attempt: AttemptRow, asked: _Asked, kind: str, concessions: Concessions
+) -> str | Failure | None:
+    """The answer or the failure that a stored reply comes to now; None where it is not for the text
     to say."""
-    text = attempt.reply_text
+    text, (position, is_draw_offered) = attempt.reply_text, asked
     if text is None:
         return None
     finish = Finish(attempt.finish or Finish.STOP)
@@ -281,9 +301,16 @@ def _judge(attempt: AttemptRow, position: Position, kind: str) -> str | Failure 
     if attempt.request_id.endswith(THOUGHT):
         return judge_thought(finish) or _A_THOUGHT
     if attempt.mode in ("constrained", "think"):
-        outcome = judge_choice(text, finish, position.legal_moves())
+        outcome = judge_choice(text, finish, position, concessions, is_draw_offered)
     elif attempt.mode == "free":
-        outcome = judge_free(text, finish, position, attempt.reasoning or "")
+        outcome = judge_free(
+            text,
+            finish,
+            position,
+            attempt.reasoning or "",
+            concessions=concessions,
+            is_draw_offered=is_draw_offered,
+        )
     elif kind == "uci":
         move = from_uci(text)
         legal = move in position.legal_moves()
@@ -296,29 +323,34 @@ def _judge(attempt: AttemptRow, position: Position, kind: str) -> str | Failure 
     return outcome
 
 
-def _stored(attempt: AttemptRow, move: str | None) -> str | Failure | None:
-    """What an attempt came to as it is stored; `move` is its ply's."""
+def _stored(attempt: AttemptRow, answer: str | None) -> str | Failure | None:
+    """What an attempt came to as it is stored; `answer` is its ply's."""
     if attempt.fault is not None:
         return Failure(Fault(attempt.fault), attempt.detail)
-    return _A_THOUGHT if attempt.request_id.endswith(THOUGHT) else move
+    return _A_THOUGHT if attempt.request_id.endswith(THOUGHT) else answer
 
 
 def _end(
     replay: _Replay,
     game: Game,
-    position: Position,
+    asked: _Asked,
     setting: _Setting,
     evals: Sequence[int | None],
     faults: Sequence[Failure],
 ) -> None:
     """Recompute the result of a match whose every reply came out as it is stored."""
-    row = replay.row
+    row, position = replay.row, asked.position
     result = ending(game, position, setting.max_plies, setting.adjudication, evals)
+    if result is None and row.termination == Termination.DRAW_AGREED and asked.is_draw_offered:
+        result = agreed(game, position)
     if result is None:
         last = faults[-1] if faults else None
         fault = None if last is None else last.fault
         if row.termination == Fault.FLAG_FALL:
             fault = Fault.FLAG_FALL  # the move's time may be over between two tries
+        if row.termination == Termination.DRAW_AGREED:
+            replay.differ(None, "result", _result(row), "no draw was offered")
+            return
         if fault is None:
             replay.num_trusted += 1
             return

@@ -30,9 +30,10 @@ import psutil
 from serving import Bucket
 
 LOCK_FILE = "run.lock"
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """1 lacked `telemetry` and the indexes of `matches`, 2 lacked `attempts.eval_cp`, 3
-`attempts.reasoning`."""
+`attempts.reasoning`, 4
+`plies.offers_draw` and `judge_cp`."""
 BUCKETS_KEPT = 3600
 """Of each span of an engine's telemetry; older ones are charted by a coarser span."""
 
@@ -53,7 +54,8 @@ CREATE TABLE matches(
 CREATE TABLE plies(
     match_id TEXT NOT NULL REFERENCES matches(id), ply INTEGER NOT NULL, side INTEGER NOT NULL,
     move TEXT NOT NULL, notation TEXT NOT NULL, fen_after TEXT NOT NULL, clock_left_s REAL,
-    ready REAL NOT NULL, due REAL NOT NULL, done REAL NOT NULL,
+    ready REAL NOT NULL, due REAL NOT NULL,
+    done REAL NOT NULL, offers_draw INTEGER, judge_cp INTEGER,
     PRIMARY KEY (match_id, ply)) STRICT, WITHOUT ROWID;
 CREATE TABLE attempts(
     request_id TEXT PRIMARY KEY, match_id TEXT NOT NULL REFERENCES matches(id),
@@ -155,6 +157,10 @@ class PlyRow(NamedTuple):
     ready: float
     due: float
     done: float
+    offers_draw: bool | None = None
+    """None in a run of a version that knew no offers."""
+    judge_cp: int | None = None
+    """What the run's judge thinks of the position after it, in centipawns from the mover's side."""
 
 
 class AttemptRow(NamedTuple):
@@ -535,6 +541,8 @@ def _migrate(db: sqlite3.Connection) -> None:
         _TELEMETRY_SCHEMA,
         "ALTER TABLE attempts ADD COLUMN eval_cp INTEGER;",
         "ALTER TABLE attempts ADD COLUMN reasoning TEXT;",
+        "ALTER TABLE plies ADD COLUMN offers_draw INTEGER;"
+        "ALTER TABLE plies ADD COLUMN judge_cp INTEGER;",
     )[version - 1 :]
     if steps:
         db.executescript(

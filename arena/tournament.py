@@ -292,6 +292,7 @@ def _maker(
         config.tournament.max_plies,
         config.clock.rules,
         config.adjudication.rules,
+        config.tournament.draw_offers,
     )
     games = {choice.name: choice.game for choice in config.games()}
 

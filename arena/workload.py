@@ -20,7 +20,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from agents import LlmConfig, sampling_seed, system_prompt
+from agents import LlmConfig, choices_of, sampling_seed, system_prompt
 from agents.prompt import lead
 from arena import config as configs
 from arena import output, schedule, store
@@ -231,7 +231,7 @@ def _items(
                 position.ply,
                 position.side,
                 _parts(config, spec, game, agent, position),
-                position.legal_moves(),
+                choices_of(position, config.tournament.concessions, False),
                 Sampling(agent.temperature, agent.top_p, seed),
                 arrival_s,
             )
@@ -246,7 +246,9 @@ def _parts(
     system = (prompts.system if prompts else None) or system_prompt(game.name, spec.ruleset)
     usual = game.openings("start", spec.ruleset)[0]
     fen = None if spec.start.fen == usual.fen else spec.start.fen
-    return PromptParts(system, agent.persona, lead(agent.mode, fen), position.moves)
+    return PromptParts(
+        system, agent.persona, lead(agent.mode, fen, config.tournament.concessions), position.moves
+    )
 
 
 # files

@@ -67,6 +67,7 @@ class Termination(StrEnum):
     FORFEIT = "forfeit"  # the agent's own failures used up its budget; `detail` names the last
     FLAG_FALL = "flag_fall"
     RESIGNATION = "resignation"
+    DRAW_AGREED = "draw_agreed"  # one player offered it and the other accepted
     ADJUDICATED_DRAW = "adjudicated_draw"  # by the players' own scores, where the config asks
     ADJUDICATED_WIN = "adjudicated_win"
 

@@ -98,6 +98,7 @@ def test_attempts_beyond_the_last_move_are_pending() -> None:
     assert [a["fault"] for a in told["pending"]] == ["illegal", "engine_dead"]
     assert told["pending"][0] == {
         "n": 0,
+        "is_thought": False,
         "mode": "free",
         "fault": "illegal",
         "detail": "no",

@@ -67,8 +67,11 @@ class Actor:
         if isinstance(act, Fault):
             attempt = Attempt(0, a_reply("x"), act, "no such square", request_id)
             return Decision(None, act, (attempt,))
-        eval_cp = self.evals.get(act)
-        return Decision(act, None, (Attempt(0, a_reply(act), None, "", request_id, eval_cp),))
+        if act == "draw":
+            return Decision(None, None, (Attempt(0, a_reply(act), None),), accepts_draw=True)
+        move = act.removesuffix("(=)")
+        made = (Attempt(0, a_reply(act), None, "", request_id, self.evals.get(move)),)
+        return Decision(move, None, made, offers_draw=move != act)
 
 
 @dataclass
@@ -81,6 +84,7 @@ class Table:
     max_plies: int | None = None
     clock: ClockRules | None = None
     adjudication: AdjudicationRules = field(default_factory=AdjudicationRules)
+    draw_offers: bool = True
     evals: dict[str, int] = field(default_factory=dict)
     """Of the moves that come with a score."""
     pacer: Pacer = field(default_factory=Pacer)
@@ -106,7 +110,9 @@ class Table:
             Player("ann", self.actors[0], "main", "free", self.is_engine_ready),
             Player("bob", self.actors[1], "main", "free", self.is_engine_ready),
         )
-        rules = MatchRules(7, 0.0, 3, self.max_plies, self.clock, self.adjudication)
+        rules = MatchRules(
+            7, 0.0, 3, self.max_plies, self.clock, self.adjudication, self.draw_offers
+        )
         match = Match(spec, game, players, rules, store, self.pacer, self.progress, past)
         try:
             return await match.play()
@@ -175,6 +181,62 @@ async def test_an_engine_s_failure_costs_nothing(tmp_path: Path, error: EngineEr
     waits = isinstance(error, Overloaded)
     assert kinds == ([] if waits else ["match_suspended", "match_resumed"])
     assert (row.suspended_s > 0) is not waits
+
+
+async def test_a_draw_that_is_offered_and_accepted(tmp_path: Path) -> None:
+    table = Table(tmp_path / "r", ["e2e4", "d2d4(=)"], ["e7e5", "draw"])
+    row = await table.play()
+    assert (row.state, row.winner, row.termination) == ("finished", None, "draw_agreed")
+    assert row.detail == "Black accepted the draw that was offered"
+    held = table.records()
+    assert [ply.offers_draw for ply in held.plies] == [0, 0, 1]
+    assert held.attempts[-1].reply_text == "draw"
+    assert [turn.is_draw_offered for turn in table.actors[1].turns] == [False, True]
+
+
+async def test_an_offer_stands_until_the_next_move(tmp_path: Path) -> None:
+    table = Table(tmp_path / "r", ["f2f3(=)", "g2g4"], ["e7e5", "d8h4"])
+    assert (await table.play()).termination == "checkmate"
+    assert [turn.is_draw_offered for turn in table.actors[1].turns] == [True, False]
+    assert [turn.is_draw_offered for turn in table.actors[0].turns] == [False, False]
+
+
+async def test_an_offer_survives_the_process(tmp_path: Path) -> None:
+    pacer = Pacer()
+    table = Table(tmp_path / "r", ["e2e4(=)"], [ValueError("stop here")], pacer=pacer)
+    assert (await table.play()).state == "suspended"
+    held = table.records()
+    again = Table(tmp_path / "r", [], ["draw"])
+    row = await again.play(Past(held.matches[0], held.plies, (), (None,)))
+    assert (row.state, row.termination) == ("finished", "draw_agreed")
+    assert [turn.is_draw_offered for turn in again.actors[1].turns] == [True]
+
+
+async def test_accepting_too_late_is_a_flag_that_fell(tmp_path: Path) -> None:
+    for base_s, termination, winner in ((0.5, "flag_fall", 0), (1.5, "draw_agreed", None)):
+        folder = tmp_path / termination
+        begun = Table(folder, ["e2e4(=)"], [ValueError("stop here")])
+        await begun.play()
+        held = begun.records()
+        table = Table(folder, [], ["draw"], clock=ClockRules("fischer", base_s))
+        row = await table.play(Past(held.matches[0], held.plies, (), (None,)))
+        assert (row.termination, row.winner) == (termination, winner)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "draw_offers", "why"),
+    [
+        (["e2e4"], ["draw"], True, "it was not offered"),
+        (["e2e4(=)"], ["e7e5"], False, "tournament.draw_offers is false"),
+    ],
+)
+async def test_an_agent_s_mistake_about_draws_is_no_player_s_fault(
+    tmp_path: Path, first: list[Act], second: list[Act], draw_offers: bool, why: str
+) -> None:
+    table = Table(tmp_path / "r", first, second, draw_offers=draw_offers)
+    row = await table.play()
+    assert row.state == "suspended"
+    assert why in (row.detail or "")
 
 
 async def test_a_clock_is_charged_what_the_engine_reports_and_stands_with_each_ply(

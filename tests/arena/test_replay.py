@@ -1,6 +1,7 @@
 """A run judged again comes out as it is stored, until the parser, the rules or a reply change."""
 
 import json
+import re
 import shutil
 import sqlite3
 import sys
@@ -100,7 +101,7 @@ def test_a_new_parser_shows_exactly_the_plies_that_it_would_change(
 ) -> None:
     """A parser that takes any text for the first legal move: what failed then is legal now."""
 
-    def lenient(text: str, position: Position, *, is_cut: bool) -> str | Failure:
+    def lenient(text: str, position: Position, *, is_cut: bool, **_: object) -> str | Failure:
         found = read_move(text, position, is_cut=is_cut)
         failed = isinstance(found, Failure) and found.fault is Fault.ILLEGAL
         return position.legal_moves()[0] if failed else found
@@ -125,6 +126,53 @@ def test_a_new_parser_shows_exactly_the_plies_that_it_would_change(
     said = capsys.readouterr().out
     assert said.count("the game might have gone otherwise") == len(result["departures"])
     assert said.splitlines()[-1] == f"{len(illegal)} differences"
+
+
+@pytest.fixture(scope="module")
+def conceded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in which draws were offered, declined and accepted, and games resigned."""
+    folder = tmp_path_factory.mktemp("conceded")
+    said = '["MOVE: g1f3 (=)", "MOVE: f3g1", "MOVE: g8f6(=)", "MOVE: f6g8", "MOVE: draw"]'
+    text = re.sub(r"replies = .*", f"replies = {said}", CONFIG).replace("pairs = 1", "pairs = 4")
+    text = text.replace("[pace]", "draw_offers = true\nresignation = true\n[pace]")
+    (folder / "t.toml").write_text(text.replace("max_plies = 12", "max_plies = 60"))
+    run = folder / "run"
+    assert cli.main(["run", str(folder / "t.toml"), "--out", str(run), "--view", "none"]) == 0
+    return run
+
+
+def test_draws_by_agreement_and_resignations_come_out_the_same(conceded: Path) -> None:
+    held = read(conceded)
+    ended = {row.termination for row in held.matches}
+    assert ended >= {"draw_agreed", "resignation"}
+    assert all(row.winner is None for row in held.matches if row.termination == "draw_agreed")
+    last_by = {ply.match_id: ply for ply in held.plies}
+    agreed = [row for row in held.matches if row.termination == "draw_agreed"]
+    assert all(last_by[row.id].offers_draw for row in agreed)
+    assert any(
+        ply.offers_draw and ply.ply < last_by[ply.match_id].ply for ply in held.plies
+    )  # declined
+    assert {a.mode for a in held.attempts if a.reply_text == "draw"} >= {"constrained"}
+    assert any(a.mode == "free" and "MOVE: draw" in (a.reply_text or "") for a in held.attempts)
+    result = replayed(conceded)
+    assert result["is_same"], result["differences"][:3]
+
+
+def test_an_offer_that_was_taken_out_is_found(conceded: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(conceded, tmp_path / "run"))
+    held = read(run)
+    row = next(row for row in held.matches if row.termination == "draw_agreed")
+    last = max(ply.ply for ply in held.plies if ply.match_id == row.id)
+    tamper(run, "UPDATE plies SET offers_draw = 0 WHERE match_id = ? AND ply = ?", row.id, last)
+    whats = {found["what"] for found in replayed(run)["differences"]}
+    assert "reply" in whats
+
+
+def test_a_draw_that_no_reply_agreed_to_is_found(run: Path) -> None:
+    row = next(row for row in read(run).matches if row.termination == "ply_cap")
+    cut = "UPDATE matches SET termination = 'draw_agreed', winner = NULL WHERE id = ?"
+    tamper(run, cut, row.id)
+    assert [found["what"] for found in replayed(run)["differences"]] == ["result"]
 
 
 def test_a_reply_that_was_changed_is_found(run: Path) -> None:

@@ -212,6 +212,9 @@ async def as_of_version(folder: Path, version: int, *rows: Row) -> None:
             db.execute("ALTER TABLE attempts DROP COLUMN eval_cp")
         if version in (1, 2, 3):
             db.execute("ALTER TABLE attempts DROP COLUMN reasoning")
+        if version in (1, 2, 3, 4):
+            db.execute("ALTER TABLE plies DROP COLUMN offers_draw")
+            db.execute("ALTER TABLE plies DROP COLUMN judge_cp")
         db.execute(f"PRAGMA user_version = {version}")
 
 

@@ -26,8 +26,13 @@ function splitBar(ply, longest) {
   return bar;
 }
 
+/** As score sheets have it: (=) behind a move that came with an offer of a draw. */
+function moveText({ notation, move, offers_draw: offersDraw }) {
+  return `${notation ?? move}${offersDraw ? " (=)" : ""}`;
+}
+
 function attemptItem(attempt, index) {
-  const verdict = attempt.fault ? words(attempt.fault) : "accepted";
+  const verdict = attempt.fault ? words(attempt.fault) : attempt.is_thought ? "thought" : "accepted";
   const whose = NOT_THE_PLAYERS.has(attempt.fault) ? " (not the player's fault: asked again)" : "";
   const facts = [
     `${whole(attempt.prompt_tokens)} prompt tokens, ${whole(attempt.cached_tokens)} cached`,
@@ -114,7 +119,7 @@ class MoveList {
   }
 
   #add(ply, index) {
-    const button = el("button", { type: "button", class: "move" }, ply.notation ?? ply.move);
+    const button = el("button", { type: "button", class: "move" }, moveText(ply));
     const bar = el("td", { class: "text" }, splitBar(ply, this.#longest));
     const failed = ply.attempts.filter(({ fault }) => fault).length;
     const flags = [
@@ -361,7 +366,7 @@ export class MatchView {
     for (const id of ["next", "last"]) controls.get(id).disabled = this.#ply === plies.length;
     setAttribute(follow, "aria-pressed", String(isFollowing));
     const mover = shown ? this.#page.drawings.sideNames(game)[shown.side] : "";
-    const move = shown ? `${mover} ${shown.notation ?? shown.move}` : "start";
+    const move = shown ? `${mover} ${moveText(shown)}` : "start";
     setText(position, `Position ${this.#ply} of ${plies.length}: ${move}`);
     this.#showPlayers();
     this.#showAttempts(shown);
@@ -412,7 +417,7 @@ export class MatchView {
     attempts.replaceChildren();
     if (ply)
       attempts.append(
-        el("h3", {}, `Move ${this.#ply}: ${ply.notation ?? ply.move}${time}`),
+        el("h3", {}, `Move ${this.#ply}: ${moveText(ply)}${time}`),
         el("ol", {}, ...made.map(attemptItem)),
       );
     if (open.length)
