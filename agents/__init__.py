@@ -31,7 +31,7 @@ from agents.judge import choices_of, judge_choice, judge_free, judge_thought
 from agents.llm import LlmAgent, LlmSettings, cannot_think, charged_seconds, sampling_seed
 from agents.parse import ACCEPT, OFFER, PARSER_VERSION, Answer, Failure, read_answer, read_move
 from agents.prompt import PROMPT_VERSION, ContextNeed, system_prompt
-from agents.uci_agent import UciAgent, from_uci
+from agents.uci_agent import UciAgent, drawn_move, from_uci
 
 __all__ = [
     "ACCEPT",
@@ -70,6 +70,7 @@ __all__ = [
     "charged_seconds",
     "check_agent",
     "choices_of",
+    "drawn_move",
     "from_uci",
     "judge_choice",
     "judge_free",

@@ -133,6 +133,14 @@ class Decision:
     accepts_draw: bool = False
     """In place of a move, where `Turn.is_draw_offered`."""
 
+    @property
+    def is_breakdown(self) -> bool:
+        """Whether an engine that is broken decided, and no play: a UCI engine's crash, its illegal
+        move, or a flag that fell in silence."""
+        if self.fault is Fault.FLAG_FALL:
+            return bool(self.attempts) and self.attempts[-1].reply is None
+        return self.fault in (Fault.ENGINE_CRASH, Fault.ENGINE_ILLEGAL)
+
 
 class Interrupted(EngineError):
     """An infrastructure fault in the middle of a ply, with the attempts made by this call.

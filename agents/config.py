@@ -9,7 +9,8 @@ import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from pathlib import Path
+from typing import Any, Literal, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -25,7 +26,7 @@ from agents.baseline import GreedyAgent, RandomAgent
 from agents.llm import LlmAgent, LlmSettings
 from agents.parse import PARSER_VERSION
 from agents.prompt import PROMPT_VERSION, Mode
-from agents.uci import UciError, UciIdentity, identify, located
+from agents.uci import START_LIMIT_S, UciError, UciIdentity, identify, located
 from agents.uci_agent import UciAgent, UciSettings, rules_of
 from serving import Engine
 
@@ -76,6 +77,10 @@ class AgentConfig(BaseModel):
     def plays(self, game: str) -> bool:
         """Whether it plays a game of the run."""
         return self.games is None or game in self.games
+
+    def anchored(self, folder: Path) -> Self:
+        """With relative paths, which start in the config's `folder`, made absolute."""
+        return self
 
     @property
     def identity(self) -> str:
@@ -162,8 +167,8 @@ class UciConfig(AgentConfig):
 
     kind: Literal["uci"] = Field(description="A UCI engine in a process of its own.")
     command: str | tuple[str, ...] = Field(
-        description='Its program: a file or a name on PATH, such as "stockfish", or a list with '
-        "arguments.",
+        description='Its program: a name on PATH, such as "stockfish", a file, such as '
+        '"./stockfish", relative to the config, or a list with arguments.',
     )
     nodes: int | None = Field(
         None,
@@ -212,6 +217,12 @@ class UciConfig(AgentConfig):
         strict=True,
         description="Searches at once, each in a process; other matches wait, uncharged.",
     )
+    start_seconds: float = Field(
+        START_LIMIT_S,
+        gt=0,
+        le=3600,
+        description="That a process has to start, and to get ready for a search. Uncharged.",
+    )
     options: Mapping[str, str | int | bool] = Field(
         default_factory=dict, description="Further UCI options by name."
     )
@@ -244,6 +255,13 @@ class UciConfig(AgentConfig):
         if len(given) > 1:
             raise ValueError(f"{given[1]}: a search has one limit; take out {given[0]} or this")
         return self
+
+    def anchored(self, folder: Path) -> Self:
+        program, *rest = self.words
+        if "/" not in program:
+            return self
+        program = str((folder / Path(program).expanduser()).absolute())
+        return self.model_copy(update={"command": (program, *rest) if rest else program})
 
     @property
     def chancy_key(self) -> str | None:
@@ -315,7 +333,14 @@ def _build_llm(config: LlmConfig, engines: Mapping[str, Engine], context: AgentC
 
 def _build_uci(config: UciConfig, engines: Mapping[str, Engine], context: AgentContext) -> Agent:
     options = {name: value for name, (_, value) in config.told_options().items()}
-    settings = UciSettings(config.words, config.go, options, config.random_moves, config.processes)
+    settings = UciSettings(
+        config.words,
+        config.go,
+        options,
+        config.random_moves,
+        config.processes,
+        config.start_seconds,
+    )
     return UciAgent(config.name, settings, context)
 
 
@@ -361,7 +386,7 @@ def check_agent(config: AgentConfig, games: Sequence[tuple[str, str]] = ()) -> N
 def _check_uci(config: UciConfig, games: Sequence[tuple[str, str]]) -> None:
     command = located(config.words)
     try:
-        identity = identify(command)
+        identity = identify(command, config.start_seconds)
     except UciError as error:
         raise ValueError(f"command: {command[0]} {error}") from None
     for name, (key, value) in config.told_options().items():

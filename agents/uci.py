@@ -5,31 +5,42 @@ squares of ranks to 10 and the pass. The protocol is that of Stefan Meyer-Kahlen
 with `UCI_Variant` as Fairy-Stockfish has it.
 
 An engine is a player, so what goes wrong once it has started is told apart by how: it crashed, or
-it was late. A process that did either is not asked again.
+it was late. A process that did either is not asked again. What it writes is kept in bounds: it may
+write anything, without end.
 """
 
 import asyncio
+import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
-from serving import kill_group
+from serving import guarded, kill_group
 
 START_LIMIT_S = 30.0
-"""From starting a process to its `uciok`; a machine under load is slow to start programs."""
+"""From starting a process until it is ready; a machine under load is slow to start programs."""
 MATE_CP = 100_000
 """A mate in n moves counts as this many centipawns less n."""
+TEXT_LIMIT = 100
+"""Characters that are kept of a move, a name or a remark of an engine's."""
 _LINE_LIMIT = 1 << 20
+_GREETING_LIMIT = 1 << 20
+"""Bytes from `uci` to `uciok`."""
+_COMPLAINT_LIMIT = 4000
+"""Bytes kept of the last that it wrote to stderr."""
+_COMPLAINT_LINES = 3
+_END_LIMIT_S = 5.0
 _FOLDERS = ("/usr/games", "/usr/local/games", "/opt/homebrew/bin")
 """Where systems put chess engines, though not every PATH names them."""
-_SCORE = re.compile(r"\bscore (cp|mate) (-?\d+)")
-_NUMBERS = {name: re.compile(rf"\b{name} (\d+)") for name in ("depth", "nodes")}
+_SCORE = re.compile(r"\bscore (cp|mate) (-?\d{1,9})\b")
+_FURTHER_LINE = re.compile(r"\bmultipv (?!1\b)\d")
+"""Of the best moves' lines, with the option MultiPV, all but that of the move that is played."""
+_NUMBERS = {name: re.compile(rf"\b{name} \d{{1,18}}\b") for name in ("depth", "nodes")}
 _OPTION = re.compile(r"option name (?P<name>.+?) type (?P<type>\w+)(?P<rest>.*)")
 
 
@@ -38,11 +49,11 @@ class UciError(Exception):
 
 
 class UciCrashed(UciError):
-    """Its process ended, or what it writes is no UCI."""
+    """Its process ended, what it writes is no UCI, or it does not get ready."""
 
 
 class UciLate(UciError):
-    """It was silent for longer than it had."""
+    """A search took longer than it had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +109,11 @@ class UciIdentity:
             elif found := _OPTION.match(line):
                 option = _option(found["name"], found["type"], found["rest"])
                 options[option.name.lower()] = option
-        return cls(name or "an engine without a name", options)
+        return cls(name[:TEXT_LIMIT] or "an engine without a name", options)
 
 
 def _option(name: str, kind: str, rest: str) -> UciOption:
-    low, high = (re.search(rf"\b{end} (-?\d+)", rest) for end in ("min", "max"))
+    low, high = (re.search(rf"\b{end} (-?\d{{1,18}})\b", rest) for end in ("min", "max"))
     values = tuple(value.strip() for value in re.split(r"\bvar ", rest)[1:])
     return UciOption(
         name, kind, int(low[1]) if low else None, int(high[1]) if high else None, values
@@ -114,7 +125,7 @@ class UciMove:
     """An engine's answer."""
 
     move: str
-    """As it wrote it."""
+    """As it wrote it, its first TEXT_LIMIT characters; empty where it named none."""
     eval_cp: int | None
     """Its last score in centipawns, from its own side; mates as MATE_CP less their moves."""
     info: str
@@ -122,9 +133,10 @@ class UciMove:
 
 
 def find_program(name: str) -> str | None:
-    """The absolute path of an engine's program: a file, or found on PATH or where systems keep
-    games; None where there is none."""
-    found = shutil.which(str(Path(name).expanduser()))
+    """The absolute path of an engine's program: a file, if there is a slash in its name, or found
+    on PATH or where systems keep games; None where there is none."""
+    # Path would take the "./" away that keeps PATH out
+    found = shutil.which(os.path.expanduser(name))
     if found is None and "/" not in name:
         found = shutil.which(name, path=":".join(_FOLDERS))
     return None if found is None else str(Path(found).absolute())
@@ -143,29 +155,44 @@ def located(command: Sequence[str]) -> tuple[str, ...]:
     return program, *rest
 
 
-def identify(command: Sequence[str]) -> UciIdentity:
-    """Start a program, hear what it says of itself, end it. Blocks; UciError where it is no UCI
-    engine."""
-    try:
-        done = subprocess.run(
-            command,
-            input="uci\nquit\n",
-            capture_output=True,
-            timeout=START_LIMIT_S,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-        )
-    except OSError as error:
-        raise UciCrashed(f"cannot be run: {error.strerror}") from None
-    except subprocess.TimeoutExpired:
-        raise UciLate(f'did not answer "uci" within {START_LIMIT_S:g} s') from None
-    lines = done.stdout.splitlines()
-    if "uciok" not in (line.strip() for line in lines):
-        seen = (done.stderr or done.stdout).strip().splitlines()
-        told = f"; it wrote: {seen[-1][:200]}" if seen else ""
-        raise UciCrashed(f'did not answer "uci" with "uciok"{told}')
-    return UciIdentity.read(lines)
+def identify(command: Sequence[str], limit_s: float = START_LIMIT_S) -> UciIdentity:
+    """Start a program, hear what it says of itself, end it and all that it started. Blocks, outside
+    of any event loop; UciError where it is no UCI engine or not ready within `limit_s` seconds."""
+
+    async def ask() -> UciIdentity:
+        process = await UciProcess.start(command, {}, limit_s)
+        await process.end()
+        return process.identity
+
+    return asyncio.run(ask())
+
+
+class _Pipes(asyncio.SubprocessProtocol):
+    """What a process writes, and that it ended. asyncio's own protocol would wait for the pipes,
+    which a process that has left the group may hold."""
+
+    def __init__(self) -> None:
+        self.output = asyncio.StreamReader(limit=_LINE_LIMIT)
+        self.complaint = b""
+        """The last bytes of its stderr."""
+        self.has_ended = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        pipe = cast("asyncio.SubprocessTransport", transport).get_pipe_transport(1)
+        self.output.set_transport(cast("asyncio.Transport", pipe))
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd == 1:
+            self.output.feed_data(data)
+        else:
+            self.complaint = (self.complaint + data)[-_COMPLAINT_LIMIT:]
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd == 1:
+            self.output.feed_eof()
+
+    def process_exited(self) -> None:
+        self.has_ended.set()
 
 
 class UciProcess:
@@ -174,31 +201,29 @@ class UciProcess:
     It leads a process group of its own, and a guard ends the group when the arena is gone.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, lifeline: socket.socket) -> None:
+    def __init__(
+        self, process: asyncio.SubprocessTransport, pipes: _Pipes, lifeline: socket.socket
+    ) -> None:
         self._process = process
+        self._pipes = pipes
         self._lifeline = lifeline
         self._rules: Mapping[str, str] = {}
         self.identity = UciIdentity("", {})
 
     @classmethod
-    async def start(cls, command: Sequence[str], options: Mapping[str, str]) -> "UciProcess":
-        """A process that has said `uciok` and been told its options; raises UciError."""
+    async def start(
+        cls, command: Sequence[str], options: Mapping[str, str], limit_s: float = START_LIMIT_S
+    ) -> "UciProcess":
+        """A process that has said `uciok`, been told its options and is ready, all within `limit_s`
+        seconds; raises UciError."""
         lifeline, theirs = socket.socketpair()
         try:
             with theirs:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "serving.server_child",
-                    str(theirs.fileno()),
-                    "--",
-                    *command,
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.DEVNULL,
+                process, pipes = await asyncio.get_running_loop().subprocess_exec(
+                    _Pipes,
+                    *guarded(theirs.fileno(), command),
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
-                    limit=_LINE_LIMIT,
                 )
         except OSError as error:
             lifeline.close()
@@ -206,52 +231,74 @@ class UciProcess:
         except BaseException:
             lifeline.close()
             raise
-        engine = cls(process, lifeline)
+        engine = cls(process, pipes, lifeline)
         try:
-            async with asyncio.timeout(START_LIMIT_S):
-                await engine._greet(options)
-        except TimeoutError:
-            await engine.end()
-            raise UciLate(f"was not ready within {START_LIMIT_S:g} s") from None
+            await engine._greet(options, limit_s)
         except BaseException:
             await engine.end()
             raise
         return engine
 
-    async def _greet(self, options: Mapping[str, str]) -> None:
-        await self._tell("uci")
-        lines = []
+    async def _greet(self, options: Mapping[str, str], limit_s: float) -> None:
+        failure = 'did not answer "uci" with "uciok"'
+        try:
+            async with asyncio.timeout(limit_s):
+                self._tell("uci")
+                self.identity = UciIdentity.read(await self._greeting())
+                failure = "did not get ready"
+                self._set(options)
+                await self._until_ready()
+        except TimeoutError:
+            raise UciLate(f"{failure} within {limit_s:g} s{self._complaint()}") from None
+        except UciCrashed as error:
+            raise UciCrashed(f"{failure}: {error}") from None
+
+    async def _greeting(self) -> list[str]:
+        lines: list[str] = []
+        size = 0
         while (line := await self._hear()) != "uciok":
             lines.append(line)
-        self.identity = UciIdentity.read(lines)
-        await self._set(options)
-        await self._until_ready()
+            size += len(line) + 1
+            if size > _GREETING_LIMIT:
+                raise UciCrashed(f"it wrote over {_GREETING_LIMIT:,} bytes of something else")
+        return lines
 
-    async def _set(self, options: Mapping[str, str]) -> None:
-        await self._tell(*(f"setoption name {name} value {to}" for name, to in options.items()))
+    def _set(self, options: Mapping[str, str]) -> None:
+        self._tell(*(f"setoption name {name} value {to}" for name, to in options.items()))
 
-    async def search(
+    async def prepare(
         self,
         rules: Mapping[str, str],
         start_fen: str,
         moves: Sequence[str],
-        go: str,
-        limit_s: float,
-    ) -> UciMove:
-        """The engine's move, from a clean state: what it searched before does not count.
+        limit_s: float = START_LIMIT_S,
+    ) -> None:
+        """Have the engine forget what it searched before, and tell it a position.
 
-        `rules` are the options that name the rules of the game; `go` is a UCI command. Raises
-        UciCrashed, or UciLate after `limit_s` seconds; the process is of no use then.
+        `rules` are the options that name the rules of the game. Raises UciCrashed, also where it is
+        not ready after `limit_s` seconds; the process is of no use then.
         """
         try:
             async with asyncio.timeout(limit_s):
                 if rules != self._rules:
-                    await self._set(rules)
+                    self._set(rules)
                     self._rules = rules
-                await self._tell("ucinewgame")
+                self._tell("ucinewgame")
                 await self._until_ready()
-                played = " moves " + " ".join(moves) if moves else ""
-                await self._tell(f"position fen {start_fen}{played}", go)
+        except TimeoutError:
+            told = f'it did not answer "isready" within {limit_s:g} s{self._complaint()}'
+            raise UciCrashed(told) from None
+        played = " moves " + " ".join(moves) if moves else ""
+        self._tell(f"position fen {start_fen}{played}")
+
+    async def search(self, go: str, limit_s: float) -> UciMove:
+        """The engine's move in the position that it was told by `prepare`; `go` is a UCI command.
+
+        Raises UciCrashed, or UciLate after `limit_s` seconds; the process is of no use then.
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                self._tell(go)
                 return await self._answer()
         except TimeoutError:
             raise UciLate(f"it gave no move within {limit_s:.1f} s") from None
@@ -259,40 +306,38 @@ class UciProcess:
     async def _answer(self) -> UciMove:
         score, seen = None, ""
         while not (line := await self._hear()).startswith("bestmove"):
-            if line.startswith("info ") and " score " in line:
+            is_score = line.startswith("info ") and " score " in line
+            if is_score and not _FURTHER_LINE.search(line):
                 score, seen = line, line
         told = line.split()
         numbers = (pattern.search(seen) for pattern in _NUMBERS.values())
         words = [found[0] for found in numbers if found]
-        return UciMove(told[1] if len(told) > 1 else "", _centipawns(score), " ".join(words))
+        move = told[1][:TEXT_LIMIT] if len(told) > 1 else ""
+        return UciMove(move, _centipawns(score), " ".join(words))
 
     async def end(self) -> None:
-        """End the process and all that it started."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        await asyncio.to_thread(kill_group, self._process.pid)
-        await self._process.wait()
+        """End the process and all of its group."""
+        await asyncio.to_thread(kill_group, self._process.get_pid())
+        with suppress(TimeoutError):  # nothing ends one that the system cannot kill
+            async with asyncio.timeout(_END_LIMIT_S):
+                await self._pipes.has_ended.wait()
+        self._process.close()
         self._lifeline.close()
 
-    async def _tell(self, *lines: str) -> None:
-        stdin = self._process.stdin
-        assert stdin is not None
-        try:
-            stdin.writelines(f"{line}\n".encode() for line in lines)
-            await stdin.drain()
-        except OSError:
-            raise await self._crashed() from None
+    def _tell(self, *lines: str) -> None:
+        """That it is gone is seen where it is heard."""
+        stdin = cast("asyncio.WriteTransport", self._process.get_pipe_transport(0))
+        if not stdin.is_closing():
+            stdin.write("".join(f"{line}\n" for line in lines).encode())
 
     async def _until_ready(self) -> None:
-        await self._tell("isready")
+        self._tell("isready")
         while await self._hear() != "readyok":
             pass
 
     async def _hear(self) -> str:
-        stdout = self._process.stdout
-        assert stdout is not None
         try:
-            line = await stdout.readline()
+            line = await self._pipes.output.readline()
         except ValueError:
             raise UciCrashed(f"it wrote a line of over {_LINE_LIMIT:,} bytes") from None
         if not line.endswith(b"\n"):
@@ -302,12 +347,19 @@ class UciProcess:
     async def _crashed(self) -> UciCrashed:
         with suppress(TimeoutError):
             async with asyncio.timeout(1.0):
-                await self._process.wait()
-        code = self._process.returncode
+                await self._pipes.has_ended.wait()
+        code = self._process.get_returncode()
         if code is None:
-            return UciCrashed("it closed its output")
+            return UciCrashed(f"it closed its output{self._complaint()}")
         how = f"code {code}" if code >= 0 else f"signal {-code}"
-        return UciCrashed(f"its process ended with {how}")
+        return UciCrashed(f"its process ended with {how}{self._complaint()}")
+
+    def _complaint(self) -> str:
+        """The last lines of its stderr, printable, as the end of a sentence."""
+        text = self._pipes.complaint.decode("utf-8", "replace")
+        lines = "".join(c if c.isprintable() else "\n" for c in text).splitlines()
+        told = [line.strip()[:TEXT_LIMIT] for line in lines if line.strip()]
+        return f"; it wrote: {' | '.join(told[-_COMPLAINT_LINES:])}" if told else ""
 
 
 def _centipawns(line: str | None) -> int | None:

@@ -17,7 +17,15 @@ import structlog
 
 from agents.base import AgentContext, Attempt, Decision, Fault, Interrupted, Turn
 from agents.llm import stable_hash
-from agents.uci import UciError, UciIdentity, UciLate, UciMove, UciProcess, located
+from agents.uci import (
+    START_LIMIT_S,
+    UciError,
+    UciIdentity,
+    UciLate,
+    UciMove,
+    UciProcess,
+    located,
+)
 from games import AmbiguousMove, IllegalMove, NotationError, Position
 from serving import EngineUnavailable, Finish, Reply, Timings, Usage
 
@@ -40,6 +48,8 @@ class UciSettings:
     """Share of moves drawn at random instead."""
     processes: int = 2
     """Searches at once; others wait, and waiting is not charged."""
+    start_seconds: float = START_LIMIT_S
+    """That a process has to start, and to get ready for a search."""
 
 
 class UciAgent:
@@ -66,7 +76,8 @@ class UciAgent:
         )
 
     async def _start(self) -> UciProcess:
-        return await UciProcess.start(self._command, self._settings.options)
+        settings = self._settings
+        return await UciProcess.start(self._command, settings.options, settings.start_seconds)
 
     async def close(self) -> None:
         """Ends the processes."""
@@ -75,12 +86,10 @@ class UciAgent:
 
     async def choose(self, turn: Turn) -> Decision:
         """A decision; raises Interrupted where no process can be started."""
-        legal = turn.position.legal_moves()
-        dice = stable_hash(
-            f"{self._context.run_seed}/{turn.match_id}/{turn.position.ply}/{turn.seat.side}/uci"
-        )
-        if dice % _DICE_SIDES < self._settings.random_moves * _DICE_SIDES:
-            return Decision(legal[(dice // _DICE_SIDES) % len(legal)], None, ())
+        share = self._settings.random_moves
+        drawn = drawn_move(turn.position, turn.match_id, self._context.run_seed, share)
+        if drawn is not None:
+            return Decision(drawn, None, ())
         tries = len(turn.made)
         request_id = f"{turn.match_id}/{turn.position.ply}/0/{tries}"
         submitted = time.monotonic()
@@ -99,16 +108,14 @@ class UciAgent:
         limit = self._context.move_limit_seconds
         if turn.clock_left_s is not None:
             limit = min(limit, turn.clock_left_s)
-        position = turn.position
-        admitted = time.monotonic()
+        position, settings = turn.position, self._settings
         try:
-            found = await process.search(
-                rules_of(turn.game, position.start.ruleset, process.identity),
-                position.start.fen,
-                to_uci(position),
-                self._settings.go,
-                max(limit, 0.0),
+            rules = rules_of(turn.game, position.start.ruleset, process.identity)
+            await process.prepare(
+                rules, position.start.fen, to_uci(position), settings.start_seconds
             )
+            admitted = time.monotonic()  # its clock runs from here
+            found = await process.search(settings.go, max(limit, 0.0))
         except UciError as error:
             await process.end()
             fault = Fault.FLAG_FALL if isinstance(error, UciLate) else Fault.ENGINE_CRASH
@@ -138,14 +145,28 @@ def _judge(found: UciMove, position: Position, reply: Reply, request_id: str) ->
     if move in position.legal_moves():
         attempt = Attempt(0, reply, None, found.info, request_id, found.eval_cp)
         return Decision(move, None, (attempt,))
-    why = ""
-    try:
-        position.parse(move)
-    except (AmbiguousMove, IllegalMove, NotationError) as error:
-        why = f": {error}"
-    detail = f"it answered {found.move or 'nothing'!r}{why}"
+    detail = f"it answered {found.move!r}: {_why_illegal(found.move, position)}"
+    if not found.move:
+        detail = 'its "bestmove" named no move'
     fault = Fault.ENGINE_ILLEGAL
     return Decision(None, fault, (Attempt(0, reply, fault, detail, request_id, found.eval_cp),))
+
+
+def _why_illegal(answer: str, position: Position) -> str:
+    try:
+        return f"UCI writes {position.parse(answer)}"
+    except (AmbiguousMove, IllegalMove, NotationError) as error:
+        return str(error)
+
+
+def drawn_move(position: Position, match_id: str, run_seed: int, share: float) -> str | None:
+    """The move that a player draws by the run's dice in place of its engine's, which it does in
+    `share` of all positions; None where the engine is asked."""
+    dice = stable_hash(f"{run_seed}/{match_id}/{position.ply}/{position.side}/uci")
+    if dice % _DICE_SIDES >= share * _DICE_SIDES:
+        return None
+    legal = position.legal_moves()
+    return legal[(dice // _DICE_SIDES) % len(legal)]
 
 
 def rules_of(game: str, ruleset: str, identity: UciIdentity) -> dict[str, str]:

@@ -1,8 +1,9 @@
-"""Ending games that are decided, by what the players themselves think of them, pure.
+"""Ending games that are decided, by what a judge or the players themselves think of them, pure.
 
 The rules are those of fastchess (`-draw`, `-resign` with `twosided`): a draw where for so many
-moves neither side sees an advantage, a win where for so many moves both agree who is lost. Only
-players that tell a score (UCI engines) can be judged so; a ply without one breaks the row.
+moves neither side sees an advantage, a win where for so many moves both agree who is lost. Without
+a judge only players that tell a score (UCI engines) can be judged so; a ply without one breaks the
+row.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ def adjudicate(
 ) -> Result | None:
     """The result that the scores of a game's plies lead to, None while there is none.
 
-    `evals` has one score a ply, in order, None where the player told none; `first` made ply 0;
+    `evals` has one score a ply, in order, from its mover's side, None where there is none; `first`
+    made ply 0;
     `names` are the sides'.
     """
     if rules.draw_score_cp is not None and len(evals) >= rules.draw_from_ply:

@@ -12,6 +12,11 @@ from typing import Literal
 from agents import Attempt, charged_seconds
 
 ClockKind = Literal["move", "fischer", "byoyomi"]
+_ROUNDING_S = 1e-6
+"""Stored times are differences of large numbers."""
+
+_ROUNDING = 1e-9
+"""Of a sum of decimal fractions, in periods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +54,9 @@ class ClockRules:
             return left_s - spent_s
         # periods that are begun stay whole until they are overrun
         periods = self.periods if base > 0 else round(left_s / self.byoyomi_s)
-        overrun = math.ceil((spent_s - max(base, 0.0)) / self.byoyomi_s) - 1
-        return (periods - max(overrun, 0)) * self.byoyomi_s
+        used = (spent_s - max(base, 0.0)) / self.byoyomi_s
+        overrun = min(max(math.ceil(used - _ROUNDING) - 1, 0), periods - 1)
+        return (periods - overrun) * self.byoyomi_s
 
     def in_words(self) -> str:
         """As PGN's TimeControl tag has it, where it has a form: `300+2`, `*30` (a move); byoyomi as
@@ -64,16 +70,37 @@ class ClockRules:
 
 def spent_seconds(attempts: Iterable[Attempt], thought_s: float) -> float:
     """What a ply costs its player: all tries that were its own, as engines report them; of a player
-    without any, `thought_s`, the time that it took. Tries that the infrastructure cut off, and its
-    queues, are free."""
-    own = _own(attempts)
-    if not own:
+    without replies, `thought_s`, the time that it took. Tries that the infrastructure cut off, and
+    its queues, are free."""
+    replies = [try_.reply for try_ in _own(attempts) if try_.reply is not None]
+    if not replies:
         return thought_s
-    return sum(charged_seconds(try_.reply.timings) for try_ in own if try_.reply is not None)
+    return sum(charged_seconds(reply.timings) for reply in replies)
 
 
 def _own(attempts: Iterable[Attempt]) -> list[Attempt]:
     return [a for a in attempts if a.fault is None or not a.fault.is_infrastructure]
+
+
+def could_leave(
+    rules: ClockRules, left_s: float, attempts: Iterable[Attempt], after_s: float
+) -> bool:
+    """Whether a ply with these tries can have left `after_s` of `left_s`, seconds. What a player
+    without replies took is not known: it can have taken anything that it had."""
+    tries = list(attempts)
+    if all(try_.reply is None for try_ in _own(tries)):
+        least, most = rules.after(left_s, left_s), rules.after(left_s, 0.0)
+        if least is None or most is None:
+            return False
+        return least - _ROUNDING_S <= after_s <= most + _ROUNDING_S
+    spent_s = spent_seconds(tries, 0.0)
+    may_be = (rules.after(left_s, spent_s + by) for by in (0.0, -_ROUNDING_S, _ROUNDING_S))
+    return any(after is not None and abs(after - after_s) <= 2 * _ROUNDING_S for after in may_be)
+
+
+def could_fall(left_s: float, attempts: Iterable[Attempt]) -> bool:
+    """Whether these tries used up what was left, seconds."""
+    return spent_seconds(attempts, 0.0) >= left_s - _ROUNDING_S
 
 
 def fell(attempts: Iterable[Attempt], spent_s: float, left_s: float) -> str:

@@ -45,7 +45,7 @@ from arena.config import ConfigError, RunConfig
 from arena.dashboard.guard import TOKEN_VARIABLE, Binding, parse_binding
 from arena.dashboard.server import DashboardError
 from arena.show import Show
-from arena.store import StoreError
+from arena.store import StoreError, WriteError
 from arena.tracing import check_installed
 from serving import EngineError
 from serving.fake_server import serve
@@ -124,6 +124,8 @@ def _conclude(folder: Path, outcome: runner.Outcome) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         terminal.let_go_of_stdout()
+    except WriteError:  # the outcome says so: on a disk without any room nothing can be read either
+        pass
     if outcome.message:
         print(f"arena: {outcome.message}", file=sys.stderr)
     print(f"run folder: {folder}", file=sys.stderr)

@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import tomli_w
 from pydantic import (
@@ -21,10 +21,17 @@ from pydantic import (
     model_validator,
 )
 
-from agents import AGENT_KINDS, AgentConfig, Concessions, LlmConfig, parse_agent_config
+from agents import (
+    AGENT_KINDS,
+    AgentConfig,
+    Concessions,
+    LlmConfig,
+    UciConfig,
+    parse_agent_config,
+)
 from arena.adjudication import AdjudicationRules
 from arena.clock import ClockRules
-from arena.sprt import Model, Sprt
+from arena.sprt import LEAST_GAP, LEAST_RATE, Model, Sprt, furthest
 from games import Game, Start, load_game, split_game
 from serving import (
     ENGINE_KINDS,
@@ -35,8 +42,8 @@ from serving import (
 )
 
 MAX_MATCHES = 200_000
-MOST_NELO = 200
-"""Bounds of a test in normalized Elo; from 231 on some counts of pairs have no solution."""
+FURTHEST_ANCHOR = 4000
+"""Elo; between anchors 10,000 apart a game's chances round to 0, and ratings may not be found."""
 
 
 class ConfigError(ValueError):
@@ -97,9 +104,12 @@ class TournamentSection(Section):
         description="More pairs, one by one, for a knock-out's tie that is level, until one leads; "
         "after them the higher seed goes on. Seeds are the order of the agents.",
     )
-    anchors: Mapping[str, float] = Field(
+    anchors: Mapping[
+        str, Annotated[float, Field(strict=True, ge=-FURTHEST_ANCHOR, le=FURTHEST_ANCHOR)]
+    ] = Field(
         default_factory=dict,
-        description="Agents whose ratings are held fixed, in Elo; a ladder is played against them.",
+        description="Agents whose ratings are held fixed, in Elo; a ladder is played against them. "
+        f"Within ±{FURTHEST_ANCHOR}.",
     )
     null_pairing: bool | str = Field(
         False,
@@ -135,6 +145,13 @@ class TournamentSection(Section):
     def concessions(self) -> Concessions:
         return Concessions(self.draw_offers, self.resignation)
 
+    @field_validator("null_pairing", mode="before")
+    @classmethod
+    def _is_a_name(cls, value: object) -> object:
+        if not isinstance(value, bool | str):
+            raise ValueError("write true, false or an agent's name")
+        return value
+
     @field_validator("max_plies", mode="before")
     @classmethod
     def _zero_is_no_cap(cls, value: object) -> object:
@@ -145,14 +162,23 @@ class SprtSection(Section):
     """`[sprt]`: a pairing ends as soon as it is decided whether the first-named agent is `elo1`
     better than the other rather than `elo0`. For the formats sprt, round_robin and gauntlet."""
 
-    elo0: float = Field(description="Elo by which it is better where the test rejects.")
-    elo1: float = Field(description="Elo by which it is better where the test accepts.")
-    alpha: float = Field(0.05, gt=0, lt=1, description="Chance to accept where elo0 is true.")
-    beta: float = Field(0.05, gt=0, lt=1, description="Chance to reject where elo1 is true.")
+    elo0: float = Field(
+        strict=True, description="Elo by which it is better where the test rejects."
+    )
+    elo1: float = Field(
+        strict=True, description="Elo by which it is better where the test accepts."
+    )
+    alpha: float = Field(
+        0.05, ge=LEAST_RATE, lt=1, strict=True, description="Chance to accept where elo0 is true."
+    )
+    beta: float = Field(
+        0.05, ge=LEAST_RATE, lt=1, strict=True, description="Chance to reject where elo1 is true."
+    )
     model: Literal["logistic", "normalized", "bayeselo"] = Field(
         "logistic",
-        description='What elo0 and elo1 are. "logistic" and "normalized" test by pairs, "bayeselo" '
-        "by single games.",
+        description=f'What elo0 and elo1 are. "logistic" (within ±{furthest("logistic"):g}) and '
+        f'"normalized" (within ±{furthest("normalized"):g}) test by pairs, "bayeselo" (within '
+        f"±{furthest('bayes_elo'):g}) by single games.",
     )
     max_pairs: int = Field(
         1000, ge=1, strict=True, description="Pairs of a pairing at most, in place of `pairs`."
@@ -160,16 +186,22 @@ class SprtSection(Section):
 
     @property
     def test(self) -> Sprt:
-        model: Model = "bayes_elo" if self.model == "bayeselo" else self.model
-        return Sprt(self.elo0, self.elo1, self.alpha, self.beta, model)
+        return Sprt(self.elo0, self.elo1, self.alpha, self.beta, self._model)
+
+    @property
+    def _model(self) -> Model:
+        return "bayes_elo" if self.model == "bayeselo" else self.model
 
     @model_validator(mode="after")
     def _makes_a_test(self) -> "SprtSection":
-        if not self.elo0 < self.elo1:
-            raise ValueError(f"elo1: must be above elo0, which is {self.elo0:g}")
+        if not self.elo1 - self.elo0 >= LEAST_GAP:
+            raise ValueError(
+                f"elo1: must be {LEAST_GAP} or more above elo0, which is {self.elo0:g}"
+            )
+        most = furthest(self._model)
         for key in ("elo0", "elo1"):
-            if self.model == "normalized" and abs(getattr(self, key)) > MOST_NELO:
-                raise ValueError(f"{key}: normalized Elo lies within ±{MOST_NELO}; give less")
+            if abs(getattr(self, key)) > most:
+                raise ValueError(f"{key}: {self.model} Elo lies within ±{most:g}; give less")
         if not self.alpha + self.beta < 1:
             raise ValueError("beta: alpha and beta must add up to less than 1")
         return self
@@ -182,11 +214,16 @@ class PaceSection(Section):
         1.0,
         ge=0,
         le=86_400,
+        strict=True,
         description="Seconds between the due times of one seat's moves, with 10 % jitter of its "
         "own. 0: as fast as it can.",
     )
     move_limit_seconds: float = Field(
-        30.0, gt=0, le=86_400, description="Seconds after admission until a request is given up."
+        30.0,
+        gt=0,
+        le=86_400,
+        strict=True,
+        description="Seconds after admission until a request is given up.",
     )
 
 
@@ -202,10 +239,12 @@ class ClockSection(Section):
         "the infrastructure.",
     )
     base_seconds: float = Field(
-        60.0, gt=0, le=864_000, description="Of a move, or of a side for the game."
+        60.0, gt=0, le=864_000, strict=True, description="Of a move, or of a side for the game."
     )
-    increment_seconds: float = Field(0.0, ge=0, le=86_400, description="Fischer's.")
-    byoyomi_seconds: float = Field(10.0, gt=0, le=86_400, description="One period of byoyomi.")
+    increment_seconds: float = Field(0.0, ge=0, le=86_400, strict=True, description="Fischer's.")
+    byoyomi_seconds: float = Field(
+        10.0, gt=0, le=86_400, strict=True, description="One period of byoyomi."
+    )
     byoyomi_periods: int = Field(1, ge=1, le=1000, strict=True, description="Periods of byoyomi.")
 
     @property
@@ -240,8 +279,15 @@ class ClockSection(Section):
 
 
 class AdjudicationSection(Section):
-    """`[adjudication]`: ending decided games by the scores that the players themselves tell, as UCI
-    engines do. Both must agree."""
+    """`[adjudication]`: ending decided games by score: a judge's, or else what the players
+    themselves tell, as UCI engines do. Both sides' scores must agree."""
+
+    judge: UciConfig | None = Field(
+        None,
+        description="A UCI engine that scores each position, such as "
+        '`{command = "stockfish", nodes = 20000}`, with the keys of an agent of kind "uci"; '
+        "`games` limits it. Its scores stand in the PGN too. Unset: the players' own scores.",
+    )
 
     draw_score_cp: int | None = Field(
         None, ge=0, strict=True, description="Most centipawns of a drawn game; unset: never."
@@ -253,9 +299,23 @@ class AdjudicationSection(Section):
     )
     resign_moves: int = Field(4, ge=1, strict=True, description="Moves by each side in a row.")
 
+    @field_validator("judge", mode="before")
+    @classmethod
+    def _is_a_uci_engine(cls, judge: object) -> object:
+        named = {"kind": "uci", "name": "judge"}
+        return {**named, **judge} if isinstance(judge, Mapping) else judge
+
+    @field_validator("judge")
+    @classmethod
+    def _is_at_its_best(cls, judge: UciConfig | None) -> UciConfig | None:
+        for key in ("skill_level", "uci_elo", "random_moves"):
+            if judge is not None and getattr(judge, key) != UciConfig.model_fields[key].default:
+                raise ValueError(f"{key}: weakens an engine that is to judge; take it out")
+        return judge
+
     @property
     def rules(self) -> AdjudicationRules:
-        return AdjudicationRules(**self.model_dump())
+        return AdjudicationRules(**self.model_dump(exclude={"judge"}))
 
 
 class FaultsSection(Section):
@@ -270,6 +330,7 @@ class FaultsSection(Section):
     stall_seconds: float = Field(
         30.0,
         gt=0,
+        strict=True,
         description="Seconds without an engine step, with work unfinished, until the engine is "
         "called stalled and restarted (before its first step: 120 at least).",
     )
@@ -286,9 +347,10 @@ class FaultsSection(Section):
         0.5,
         gt=0,
         le=1,
+        strict=True,
         description="The run stops, resumable, once more than this share of the last 50 games, 10 "
-        "at least, ended by a UCI engine's crash or were left for a fault of the infrastructure. "
-        "1: never.",
+        "at least, ended by a UCI engine's crash, its silence or its illegal move, or were left "
+        "for a fault of the infrastructure. 1: never.",
     )
 
 
@@ -297,6 +359,7 @@ class OpeningsSection(Section):
 
     book: str = Field(
         "builtin",
+        min_length=1,
         description='"builtin", "start" (the usual start alone), or an EPD or PGN file; relative '
         "to the config. It is chess's book where janggi_setups is given.",
     )
@@ -323,7 +386,10 @@ class SloSection(Section):
     """`[slo]`: what counts as in time."""
 
     move_seconds: float = Field(
-        1.0, gt=0, description="A move is in time if it is done this long after it was due."
+        1.0,
+        gt=0,
+        strict=True,
+        description="A move is in time if it is done this long after it was due.",
     )
 
 
@@ -375,6 +441,8 @@ class RunConfig(Section):
         data["agents"] = [agent.model_dump(mode="json", exclude_none=True) for agent in self.agents]
         if self.tournament.max_plies is None:
             data["tournament"]["max_plies"] = 0
+        if self.sprt is not None:
+            del data["tournament"]["pairs"]
         return data
 
     def to_json(self) -> str:
@@ -503,12 +571,16 @@ def openings_of(config: RunConfig, game: Game, ruleset: str) -> tuple[Start, ...
     except (ValueError, OSError, TypeError) as error:
         told = getattr(error, "strerror", None) or str(error)
         hint = '; give janggi its own by janggi_setups = "all"' if game.name == "janggi" else ""
-        raise ConfigError(f"openings.book: {book}: {told}{hint}") from None
+        where = "openings.book" if told.startswith(book) else f"openings.book: {book}"
+        raise ConfigError(f"{where}: {told}{hint}") from None
     if not by_setup or setups == "all" or setups is None:
         return starts
     setups = (setups,) if isinstance(setups, str) else setups
     by_name = {start.name: start for start in starts}
     wanted = ["Cho {}, Han {}".format(*[*setup.split("/"), ""][:2]) for setup in setups]
+    again = next((setup for setup in setups if setups.count(setup) > 1), None)
+    if again is not None:
+        raise ConfigError(f"openings.janggi_setups: {again} is named twice; name it once")
     missing = [
         setup
         for setup, name in zip(setups, wanted, strict=True)
@@ -588,7 +660,7 @@ def parse(data: Mapping[str, Any], folder: Path = Path()) -> RunConfig:
         where = f"agents[{index}]"
         table = _table(value, where)
         try:
-            agents.append(parse_agent_config(table))
+            agents.append(parse_agent_config(table).anchored(folder))
         except ValidationError as error:
             raise ConfigError(_explain(error, f"{where}.")) from None
         except ValueError as error:
@@ -598,6 +670,7 @@ def parse(data: Mapping[str, Any], folder: Path = Path()) -> RunConfig:
             "engines": engines,
             "agents": tuple(agents),
             "prompts": _inline_prompts(config.prompts, folder),
+            "adjudication": _anchor_judge(config.adjudication, folder),
             "openings": _anchor_book(config.openings, folder),
         }
     )
@@ -625,23 +698,35 @@ def _override(data: dict[str, Any], text: str) -> None:
     *parents, last = key.strip().split(".")
     here: Any = data
     for name in parents:
-        here = here[int(name)] if _is_index(here, name) else _child(here, name, text)
-    if _is_index(here, last):
-        here[int(last)] = parsed
+        here = _child(here, name, text)
+    if isinstance(here, list):
+        here[_place(here, last, text)] = parsed
     elif isinstance(here, dict):
         here[last] = parsed
     else:
         raise ConfigError(f"--set {text}: {'.'.join(parents)} is not a table")
 
 
-def _is_index(here: object, name: str) -> bool:
-    return isinstance(here, list) and name.isdecimal() and int(name) < len(here)
-
-
 def _child(here: object, name: str, text: str) -> object:
+    if isinstance(here, list):
+        return here[_place(here, name, text)]
     if not isinstance(here, dict):
         raise ConfigError(f"--set {text}: nothing to set under {name}")
     return here.setdefault(name, {})
+
+
+def _place(here: Sequence[object], name: str, text: str) -> int:
+    """Where in a list: by number, or a table by its `name`."""
+    if name.isdecimal() and int(name) < len(here):
+        return int(name)
+    names = [one.get("name") if isinstance(one, dict) else None for one in here]
+    if name in names:
+        return names.index(name)
+    known = ", ".join(f'"{one}"' for one in names if one is not None)
+    raise ConfigError(
+        f"--set {text}: there is no {name}; write a number from 0 to {len(here) - 1}"
+        + (f" or a name: {known}" if known else "")
+    )
 
 
 def _explain(error: ValidationError, prefix: str) -> str:
@@ -726,6 +811,12 @@ def _inline_prompts(prompts: Mapping[str, PromptSection], folder: Path) -> dict[
     return inlined
 
 
+def _anchor_judge(adjudication: AdjudicationSection, folder: Path) -> AdjudicationSection:
+    if adjudication.judge is None:
+        return adjudication
+    return adjudication.model_copy(update={"judge": adjudication.judge.anchored(folder)})
+
+
 def _anchor_book(openings: OpeningsSection, folder: Path) -> OpeningsSection:
     if openings.book in ("builtin", "start"):
         return openings
@@ -759,17 +850,39 @@ def _check(config: RunConfig) -> None:
             )
     _check_players(config, [choice.name for choice in choices])
     _check_format(config)
-    if config.openings.plies is not None and not config.openings.book.lower().endswith(".pgn"):
-        raise ConfigError(
-            f"openings.plies: cuts the games of a PGN book, and openings.book is "
-            f'"{config.openings.book}"; take it out'
-        )
+    _check_openings(config.openings, games)
+    _check_adjudication(config.adjudication)
     if config.most_matches > MAX_MATCHES:
         key = "tournament.pairs" if config.sprt is None else "sprt.max_pairs"
         raise ConfigError(
             f"{key}: makes {config.most_matches:,} matches; a run takes at most {MAX_MATCHES:,}"
         )
     _check_queues(config)
+
+
+def _check_openings(asked: OpeningsSection, games: Sequence[str]) -> None:
+    if asked.plies is not None and not asked.book.lower().endswith(".pgn"):
+        raise ConfigError(
+            f"openings.plies: cuts the games of a PGN book, and openings.book is "
+            f'"{asked.book}"; take it out'
+        )
+    if asked.janggi_setups is not None and "janggi" not in games:
+        raise ConfigError(
+            f"openings.janggi_setups: does nothing at {', '.join(games)}; take it out"
+        )
+    if asked.seed is not None and asked.order == "book":
+        raise ConfigError('openings.seed: does nothing with order = "book"; take it out')
+
+
+def _check_adjudication(asked: AdjudicationSection) -> None:
+    for key, needed in (
+        ("draw_moves", "draw_score_cp"),
+        ("draw_from_ply", "draw_score_cp"),
+        ("resign_moves", "resign_score_cp"),
+    ):
+        is_set = getattr(asked, key) != type(asked).model_fields[key].default
+        if is_set and getattr(asked, needed) is None:
+            raise ConfigError(f"adjudication.{key}: does nothing without {needed}; give that too")
 
 
 def _check_queues(config: RunConfig) -> None:
@@ -797,6 +910,10 @@ def _check_format(config: RunConfig) -> None:
             raise ConfigError(
                 f'tournament.{key}: no agent is named "{strange}"; agents: {", ".join(names)}'
             )
+    challengers = asked.challengers or ()
+    again = next((name for name in challengers if challengers.count(name) > 1), None)
+    if again is not None:
+        raise ConfigError(f'tournament.challengers: "{again}" is named twice; name it once')
     if config.null_agent is not None and null_name(config.null_agent) in names:
         raise ConfigError(
             f'tournament.null_pairing: its second name is "{null_name(config.null_agent)}", which '
@@ -848,7 +965,7 @@ def _check_test(config: RunConfig) -> None:
             f'sprt: does nothing with format = "{asked.format}"; take it out, or choose sprt, '
             "round_robin or gauntlet"
         )
-    if asked.pairs != type(asked).model_fields["pairs"].default:
+    if "pairs" in asked.model_fields_set:
         raise ConfigError("tournament.pairs: does nothing with [sprt]; set sprt.max_pairs instead")
 
 
@@ -859,7 +976,11 @@ def _num_players(config: RunConfig, game: str) -> int:
 def _check_players(config: RunConfig, games: Sequence[str]) -> None:
     """Every game has two players, and every player a game."""
     for index, agent in enumerate(config.agents):
-        strange = next((game for game in agent.games or () if game not in games), None)
+        named = agent.games or ()
+        again = next((game for game in named if named.count(game) > 1), None)
+        if again is not None:
+            raise ConfigError(f'agents[{index}].games: "{again}" is named twice; name it once')
+        strange = next((game for game in named if game not in games), None)
         if strange is not None:
             raise ConfigError(
                 f'agents[{index}].games: "{strange}" is not played; this run plays '

@@ -13,15 +13,18 @@ HARMLESS = (
     "faults.restart_limit",
     "faults.probe",
     "faults.max_fault_share",
+    "agents.*.processes",
+    "agents.*.start_seconds",
+    "adjudication.judge.processes",
+    "adjudication.judge.start_seconds",
     "engines.*.max_concurrent",
     "engines.*.max_queued",
     "engines.*.url",
     "engines.*.api_key_env",
     "slo.*",
-    "saturation.*",
 )
-"""Keys that say how fast a run is played, where its engines are found, or how it is judged in time;
-none has a say in a move. `*` stands for one name."""
+"""Keys that say how fast a run is played, where its engines are found, or what is in time; none has
+a say in a move, a result or a rating. `*` stands for one name."""
 
 _HARMLESS = re.compile(
     "|".join(re.escape(key).replace(r"\*", r"[^.]+") for key in HARMLESS), re.ASCII
@@ -39,7 +42,7 @@ class Change(NamedTuple):
 
     @property
     def is_harmless(self) -> bool:
-        """Whether the moves of a run stay what they were."""
+        """Whether the games and the ratings of a run stay what they were."""
         return _HARMLESS.fullmatch(self.key) is not None
 
     def __str__(self) -> str:

@@ -7,7 +7,7 @@ WINDOW, LEAST = 50, 10
 
 
 class FaultShare:
-    """The share of the last games that a crash or the infrastructure ended."""
+    """The share of the last games that a broken engine or the infrastructure ended."""
 
     def __init__(self, most: float) -> None:
         self._most = most
@@ -20,6 +20,7 @@ class FaultShare:
         if games < LEAST or faulty <= self._most * games:
             return None
         return (
-            f"{faulty} of the last {games} games ended by an engine's crash or were left for a "
-            f"fault of the infrastructure, more than faults.max_fault_share = {self._most:g}"
+            f"{faulty} of the last {games} games ended by a UCI engine's crash, silence or illegal "
+            "move, or were left for a fault of the infrastructure, more than "
+            f"faults.max_fault_share = {self._most:g}"
         )

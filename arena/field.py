@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import block_diag, helmert
+from scipy.linalg import block_diag, eigh, helmert
 from scipy.optimize import linprog, minimize, root
 from scipy.sparse.csgraph import connected_components
 from scipy.special import ndtr
@@ -22,6 +22,8 @@ Matrix = NDArray[np.float64]
 
 CLUSTERS_PER_PARAMETER = 10
 """With fewer pairs than these for each rating fitted, the larger of the two errors is taken."""
+_NO_SCATTER = 1e-9
+"""A variance by the sandwich below this share of the model's is 0 but for rounding."""
 
 
 class Game(NamedTuple):
@@ -56,6 +58,14 @@ class Field:
     """The same from how the pairs in fact scattered: H⁻¹·M·H⁻¹ (Huber; White)."""
     covariance: Matrix
     """The one of the two to use (see `logistic`)."""
+    failure: str | None = None
+    """Why there are no ratings; None where there are, or nobody played."""
+
+    @classmethod
+    def unrated(cls, failure: str) -> "Field":
+        """Without ratings."""
+        nothing = np.zeros((0, 0))
+        return cls({}, (), None, None, False, nothing, nothing, nothing, failure)
 
     def error(self, name: str) -> float:
         """Half the width of the rating's 95 % interval; 0 of an anchor. KeyError for one who did
@@ -144,8 +154,9 @@ class Design:
         free = _free(names, groups, fixed)
         both = block_diag(free, [[1.0]])
         basis = np.vstack([free, np.zeros((1, free.shape[1]))])
+        gram = rows.T @ rows
         # where the same one always moved first, the advantage is part of the difference
-        is_told = _rank(rows @ both) > _rank(rows @ basis)
+        is_told = _rank(both.T @ gram @ both) > _rank(basis.T @ gram @ basis)
         return cls(
             names=names,
             groups=groups,
@@ -167,16 +178,29 @@ class Design:
         """Of the rows' logits, by anchors."""
         return np.asarray(self.rows @ self.start) / ELO_PER_LOGIT
 
-    def has_scatter(self, parameters: int) -> bool:
-        """Whether there are pairs enough, and for each player results that differ, to tell how
-        results scatter."""
-        if int(self.clusters.max(initial=-1)) + 1 < CLUSTERS_PER_PARAMETER * parameters:
+    def has_scatter(self, fisher: Matrix, sandwich: Matrix) -> bool:
+        """Whether there are pairs enough, and pairs that differ enough, to tell by the sandwich of
+        free parameters how results scatter: for each player, and for each difference."""
+        free = self.basis.shape[1] - self.has_advantage
+        pairs = int(self.clusters.max(initial=-1)) + 1
+        if not free or pairs < CLUSTERS_PER_PARAMETER * len(fisher):
             return False
-        least, most = self.extremes()
-        first, second = self.rows[:, :-1].T > 0, self.rows[:, :-1].T < 0
-        lowest = np.minimum(np.where(first, least, 1), np.where(second, 1 - most, 1))
-        highest = np.maximum(np.where(first, most, 0), np.where(second, 1 - least, 0))
-        return bool(np.all(lowest.min(axis=1, initial=1) < highest.max(axis=1, initial=0)))
+        least = eigh(sandwich[:free, :free], fisher[:free, :free], eigvals_only=True)[0]
+        return bool(least > _NO_SCATTER) and self._differs_by_pair()
+
+    def _differs_by_pair(self) -> bool:
+        """Whether no player made the same of all its pairs."""
+        sides = self.rows[:, :-1]
+        both = (sides.argmax(axis=1)[self.row_of], sides.argmin(axis=1)[self.row_of])
+        players = np.concatenate(both)
+        at = np.tile(self.clusters, 2) * len(self.names) + players
+        pairs, of_pair = np.unique(at, return_inverse=True)
+        points = np.bincount(of_pair, np.concatenate([self.scores, 1 - self.scores]))
+        shares = points / np.bincount(of_pair)
+        least, most = np.ones(len(self.names)), np.zeros(len(self.names))
+        np.minimum.at(least, pairs % len(self.names), shares)
+        np.maximum.at(most, pairs % len(self.names), shares)
+        return bool(np.all(least < most))
 
     def extremes(self) -> tuple[Matrix, Matrix]:
         """The first player's lowest and highest score of each row."""
@@ -197,7 +221,7 @@ class Design:
         start = np.append(self.start, 0.0) if draw else self.start
         whole = start + basis @ free * ELO_PER_LOGIT
         covariances = [basis @ each @ basis.T * ELO_PER_LOGIT**2 for each in (fisher, sandwich)]
-        if is_penalised or not self.has_scatter(len(free)):
+        if is_penalised or not self.has_scatter(fisher, sandwich):
             larger = np.sqrt(_spread(covariances[1]) / _spread(covariances[0]))
             stretch = np.maximum(larger, 1.0)
             used = covariances[0] * np.outer(stretch, stretch)
@@ -227,8 +251,8 @@ def _spread(covariance: Matrix) -> Matrix:
     return np.maximum(np.diag(covariance), 1e-9)
 
 
-def _rank(matrix: Matrix) -> int:
-    return int(np.linalg.matrix_rank(np.unique(matrix, axis=0))) if matrix.size else 0
+def _rank(gram: Matrix) -> int:
+    return int(np.linalg.matrix_rank(gram, hermitian=True)) if gram.size else 0
 
 
 def _groups(
@@ -268,6 +292,16 @@ def has_maximum(kept: Matrix) -> bool:
     rows = np.unique(kept, axis=0)
     found = linprog(-rows.sum(axis=0), A_ub=-rows, b_ub=np.zeros(len(rows)), bounds=(-1, 1))
     return bool(found.fun > -1e-7)
+
+
+def inverse(information: Matrix) -> Matrix:
+    """A covariance; ArithmeticError where the games tell so little that there is none."""
+    try:
+        found = np.asarray(np.linalg.inv(information))
+        np.linalg.cholesky(found)  # raises where rounding left no covariance
+        return found
+    except np.linalg.LinAlgError:
+        raise ArithmeticError("the ratings have no errors: the games tell too little") from None
 
 
 def maximum(

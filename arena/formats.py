@@ -8,6 +8,7 @@ which they come in.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -308,7 +309,8 @@ def _bracket(size: int) -> list[int]:
 
 class Ladder:
     """Each player, a pair at a time, against the anchor whose rating is nearest to its own so far;
-    at the start to the anchors' mean. Of two as near it meets the lower-rated."""
+    at the start, and where its results give no rating, to the anchors' mean. Of two as near it
+    meets the lower-rated."""
 
     def __init__(
         self, game: int, players: Sequence[str], anchors: Mapping[str, float], pairs: int
@@ -334,7 +336,8 @@ class Ladder:
     def _nearest(self, name: str) -> str:
         rating = sum(self._anchors.values()) / len(self._anchors)
         if self._games[name]:
-            rating = logistic(self._games[name], self._anchors).ratings[name]
+            with suppress(ArithmeticError):
+                rating = logistic(self._games[name], self._anchors).ratings[name]
         return min(self._anchors, key=lambda anchor: abs(self._anchors[anchor] - rating))
 
     def note(self, place: int, scores: Scores) -> None:

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from arena.figures import IDLE_S, Figures, MatchFigures, label
-from arena.report import result
+from arena.report import result, unrated_matches
 from arena.verdicts import verdict_now, verdict_of_run
 from serving import SPANS_S, Bucket
 
@@ -19,6 +19,7 @@ TELEMETRY_S = 300
 """Seconds of telemetry in a frame."""
 _ENGINES_EVERY_S = 2.0
 _JUDGED_EVERY_S = 1.0
+_RATED_EVERY_S = 5.0
 _AGENTS_AT_ONCE = 16
 """Agents whose percentiles are taken anew in one refresh; the others wait for their turn."""
 
@@ -32,11 +33,13 @@ class Overview:
         self.fleet: dict[str, Any] = {}
         self.engines: list[dict[str, Any]] = []
         self.verdict: dict[str, Any] | None = None
+        self.unrated: frozenset[str] = frozenset()
+        """Ids of finished matches that count in no rating."""
         self.is_over = False
         self._stale: dict[tuple[str, str], None] = {}
         """Agents to be taken anew, in the order in which they changed."""
         self._now = 0.0
-        self._engines_at = self._judged_at = float("-inf")
+        self._engines_at = self._judged_at = self._rated_at = float("-inf")
         self.refresh(figures.last_record, whole=True)
 
     def refresh(self, now: float, *, whole: bool = False) -> list[tuple[str, str]]:
@@ -61,6 +64,9 @@ class Overview:
         if whole or now - self._judged_at >= _JUDGED_EVERY_S:
             self._judged_at = now
             self.verdict = verdict_now(figures, now)
+        if whole or now - self._rated_at >= _RATED_EVERY_S:
+            self._rated_at = now
+            self.unrated = frozenset(unrated_matches(figures))
         return fresh
 
     def end(self) -> None:
@@ -68,6 +74,7 @@ class Overview:
         if not self.is_over:
             self.is_over = True
             self.verdict = verdict_of_run(self.figures)
+            self.unrated = frozenset(unrated_matches(self.figures))
             self.fleet["recent_moves_per_s"] = None
 
     def frame(self, *, ended: bool = False) -> dict[str, Any]:
@@ -76,7 +83,7 @@ class Overview:
             "schema_version": SCHEMA_VERSION,
             "full": True,
             "ended": ended,
-            "run": _run(self.figures),
+            "run": self.run(),
             "fleet": self.fleet,
             "verdict": self.verdict,
             "engines": self.engine_rows(),
@@ -85,6 +92,29 @@ class Overview:
             "telemetry": {
                 name: [bucket_data(bucket) for bucket in last(engine.buckets[SPANS_S[0]])]
                 for name, engine in self.figures.engines.items()
+            },
+        }
+
+    def run(self) -> dict[str, Any]:
+        """What the run is; of this, `can_grow` alone changes."""
+        figures = self.figures
+        config, run = figures.config, figures.run
+        return {
+            "name": config["name"],
+            "id": run.id,
+            "created": run.created,
+            "move_period_seconds": config["pace"]["move_period_seconds"],
+            "slo_ms": config["slo"]["move_seconds"] * 1000,
+            "can_grow": figures.can_grow,
+            "max_plies": config["tournament"]["max_plies"] or None,
+            "engines": {
+                name: {
+                    "kind": engine.settings["kind"],
+                    "version": engine.version,
+                    "max_concurrent": engine.settings["max_concurrent"],
+                    "max_batched_tokens": engine.settings.get("max_batched_tokens"),
+                }
+                for name, engine in figures.engines.items()
             },
         }
 
@@ -99,7 +129,10 @@ class Overview:
     def results(self) -> list[dict[str, Any]]:
         """The last matches that ended, newest last."""
         figures = self.figures
-        return [result(figures.matches[row.id]) for row in figures.finished[-RECENT_RESULTS:]]
+        return [
+            result(figures.matches[row.id], is_rated=row.id not in self.unrated)
+            for row in figures.finished[-RECENT_RESULTS:]
+        ]
 
 
 def last(buckets: Sequence[Bucket]) -> Iterable[Bucket]:
@@ -112,28 +145,6 @@ def bucket_data(bucket: Bucket) -> dict[str, Any]:
     data = bucket._asdict()
     del data["engine"]
     return data
-
-
-def _run(figures: Figures) -> dict[str, Any]:
-    config, run = figures.config, figures.run
-    return {
-        "name": config["name"],
-        "id": run.id,
-        "created": run.created,
-        "move_period_seconds": config["pace"]["move_period_seconds"],
-        "slo_ms": config["slo"]["move_seconds"] * 1000,
-        "can_grow": figures.can_grow,
-        "max_plies": config["tournament"]["max_plies"] or None,
-        "engines": {
-            name: {
-                "kind": engine.settings["kind"],
-                "version": engine.version,
-                "max_concurrent": engine.settings["max_concurrent"],
-                "max_batched_tokens": engine.settings.get("max_batched_tokens"),
-            }
-            for name, engine in figures.engines.items()
-        },
-    }
 
 
 def board(match: MatchFigures, period_s: float) -> dict[str, Any]:

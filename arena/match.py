@@ -4,6 +4,7 @@
 infrastructure's suspends the match, with its clock stopped, until the engine answers again.
 """
 
+import asyncio
 import random
 import time
 import traceback
@@ -15,6 +16,7 @@ import structlog
 from agents import Agent, Attempt, Decision, Fault, Interrupted, Seat, Turn
 from arena.adjudication import AdjudicationRules
 from arena.clock import ClockRules, fell, spent_seconds
+from arena.judging import Judge
 from arena.pace import Pacer, SeatPace
 from arena.progress import Progress
 from arena.referee import agreed, ending, loss
@@ -63,7 +65,7 @@ class Past:
     plies: Sequence[PlyRow] = ()
     attempts: Sequence[Attempt] = ()
     evals: Sequence[int | None] = ()
-    """The player's own score of each ply."""
+    """The score of each ply that adjudication goes by."""
 
 
 class _LeftForResume(Exception):
@@ -83,9 +85,11 @@ class Match:
         pacer: Pacer,
         progress: Progress,
         past: Past,
+        judge: Judge | None = None,
     ) -> None:
         self._spec, self._game, self._players = spec, game, players
         self._rules, self._store, self._pacer, self._progress = rules, store, pacer, progress
+        self._judge = judge
         self._row = past.row
         self._made = tuple(past.attempts)
         self._num_rows = len(past.attempts)
@@ -93,7 +97,8 @@ class Match:
         self._last_tries: list[AttemptRow] = []
         """Those that ended the match: they are committed with its result, or asked for again."""
         self.is_faulty = False
-        """It ended by an engine's crash, or was left for a fault of the infrastructure."""
+        """It ended by a UCI engine that is broken, or was left for a fault of the
+        infrastructure."""
         self._past = past
         self._paces = tuple(
             SeatPace(rules.move_period_seconds, f"{rules.seed}/{spec.id}/{side}") for side in (0, 1)
@@ -161,8 +166,15 @@ class Match:
     async def _ply(self, due: float) -> Result | None:
         """Play one ply; a result where the player ends the match instead."""
         position, side = self._position, self._position.side
-        decision, thought_s = await self._decide(Seat(self._spec.agents[side], side), due)
-        done = time.monotonic()
+        scoring = self._begin_to_score(position, due)
+        try:
+            decision, thought_s = await self._decide(Seat(self._spec.agents[side], side), due)
+            done = time.monotonic()
+            judge_cp = None if scoring is None else await scoring
+        finally:
+            if scoring is not None:
+                scoring.cancel()
+        self.is_faulty = decision.is_breakdown
         decision, left_s = self._on_the_clock(decision, thought_s)
         attempts = self._attempt_rows(decision.attempts)
         last = _last_words((*self._made, *decision.attempts))
@@ -171,7 +183,6 @@ class Match:
             self._last_tries = attempts
             if decision.accepts_draw:
                 return agreed(self._game, position)
-            self.is_faulty = decision.fault is Fault.ENGINE_CRASH
             assert decision.fault is not None
             return loss(self._game, position, decision.fault, last)
         self._doing = f"game {self._spec.game}"
@@ -189,13 +200,22 @@ class Match:
             clock.of(due),
             clock.of(done),
             decision.offers_draw,
+            judge_cp,
         )
         await self._store.commit(row, *attempts)
         self._position, self._ready = after, time.monotonic()
         self._clocks[side] = left_s
         self._is_draw_offered = decision.offers_draw
-        self._evals.append(decision.attempts[-1].eval_cp if decision.attempts else None)
+        own_cp = decision.attempts[-1].eval_cp if decision.attempts else None
+        self._evals.append(own_cp if self._judge is None else judge_cp)
         return None
+
+    def _begin_to_score(self, position: Position, due: float) -> asyncio.Future[int | None] | None:
+        """The judge looks at the position while the player does."""
+        if self._judge is None:
+            return None
+        scoring = self._judge.score(self._spec.id, self._spec.game, position, due)
+        return asyncio.ensure_future(scoring)
 
     def _on_the_clock(self, decision: Decision, thought_s: float) -> tuple[Decision, float | None]:
         """The decision, or the flag's fall in its place, and what is left after it."""

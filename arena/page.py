@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from arena import output
+from arena.dashboard.browse import catalogue
 from arena.dashboard.exhibit import drawings
 from arena.dashboard.league import Moment
 from arena.dashboard.server import STATIC, plotly_version, read_plotly
@@ -23,7 +24,7 @@ from arena.figures import Figures
 from arena.follow import MatchRecords
 from arena.frames import Overview, bucket_data
 from arena.output import HTML_PAGE
-from arena.report import figures_of, result
+from arena.report import figures_of
 from arena.store import AttemptRow, MatchRow, PlyRow, Records, StoreError
 
 MOST_PLIES = 60_000
@@ -151,7 +152,9 @@ def embedded(records: Records) -> dict[str, Any]:
             }
             for name, engine in figures.engines.items()
         },
-        "results": [result(figures.matches[row.id]) for row in figures.finished],
+        "results": catalogue(
+            [figures.matches[row.id] for row in figures.finished], overview.unrated
+        ),
         "standings": Moment.of(figures).standings(),
         "notes": notes,
     }

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import betainc, expit, ndtr
+from scipy.special import betainc, expit, logit, ndtr, ndtri
 
 Z95 = 1.959963984540054
 """The normal distribution's 97.5 % point."""
@@ -79,7 +79,8 @@ class Pairwise:
     elo: Estimate
     """On the logistic scale; where intervals are Jeffreys', the posterior's median, so that 2-0 is
     never rated below 1½-½."""
-    nelo: Estimate
+    nelo: Estimate | None
+    """None where intervals are Jeffreys': its normal one would not hold the truth there."""
     los: float
     """Likelihood of superiority: the chance that the true score is above 1/2."""
     is_normal: bool
@@ -136,12 +137,8 @@ def has_normal_score(bins: Sequence[float]) -> bool:
     mean, variance = moments(bins)
     units = sum(bins)
     reach = Z95 * math.sqrt(variance / units)
-    return units >= SMALL and not _is_alike(variance) and reach < min(mean, 1 - mean)
-
-
-def _is_alike(variance: float) -> bool:
-    """Whether all results are the same, but for rounding."""
-    return variance < 1e-12
+    is_alike = variance < 1e-12  # all results, but for rounding
+    return units >= SMALL and not is_alike and reach < min(mean, 1 - mean)
 
 
 def pairwise(bins: Sequence[float]) -> Pairwise:
@@ -149,8 +146,7 @@ def pairwise(bins: Sequence[float]) -> Pairwise:
 
     Elo, error and LOS: fastchess's elo_wdl.cpp and elo_pentanomial.cpp, or the posterior's (see the
     top of this file). Normalised Elo is (s − 1/2)/σ·800/ln 10 with σ the standard deviation of a
-    game, taken as √2 times that of a pair's mean (Van den Bergh, "Normalized Elo"); where all
-    results are the same, half a result more is counted in each bin.
+    game, taken as √2 times that of a pair's mean (Van den Bergh, "Normalized Elo").
     """
     return _pairwise(tuple(bins))
 
@@ -171,7 +167,7 @@ def _pairwise(bins: tuple[float, ...]) -> Pairwise:
         units=units,
         score=mean,
         elo=Estimate(elo(mean) if is_normal else _quantile(bins, 0.5), low, high),
-        nelo=_nelo([count + 0.5 for count in bins] if _is_alike(variance) else bins),
+        nelo=_nelo(bins) if is_normal else None,
         los=los,
         is_normal=is_normal,
     )
@@ -214,13 +210,21 @@ def _quantile(bins: Sequence[float], share: float) -> float:
     values = values_of(bins)
     weights = np.asarray(bins, float) + 0.5
 
-    def excess(logit: float) -> float:
+    def excess(at: float) -> float:
         # a_i − s without the rounding of 1 − s near 1
-        distances = values * expit(-logit) - (1 - values) * expit(logit)
+        distances = values * expit(-at) - (1 - values) * expit(at)
         return 1 - share - _chance_positive(distances, weights)
 
-    logit = brentq(excess, -_FURTHEST, _FURTHEST, xtol=1e-9)
-    return float(logit) * ELO_PER_LOGIT
+    # it is about where the normal distribution has it
+    total = weights.sum()
+    mean = weights @ values / total
+    deviation = math.sqrt(weights @ (values - mean) ** 2 / total / (total + 1)) / (mean - mean**2)
+    near = logit(mean) + ndtri(share) * deviation
+    try:
+        found = brentq(excess, near - deviation, near + deviation, xtol=1e-9)
+    except ValueError:
+        found = brentq(excess, -_FURTHEST, _FURTHEST, xtol=1e-9)
+    return float(found) * ELO_PER_LOGIT
 
 
 def decisive_los(wins: float, losses: float) -> float:

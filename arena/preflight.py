@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from agents import (
+    AgentConfig,
     AgentContext,
     LlmAgent,
     LlmConfig,
@@ -48,9 +51,11 @@ def check(config: RunConfig) -> Forecast:
     for name in config.used_engines():
         check_start(config, name)
     _check_memory(config)
+    _check_hash_tables(config)
     for index in range(len(config.agents)):
         _check_agent(config, index)
         _check_thinker(config, index)
+    _check_judge(config)
     notes = (
         *_growth_notes(config, begun_with),
         *_game_notes(config),
@@ -145,6 +150,26 @@ def _check_memory(config: RunConfig) -> None:
             )
 
 
+def _check_hash_tables(config: RunConfig) -> None:
+    """UCI engines fill their tables, so that what is promised must be there."""
+    engines: dict[str, AgentConfig | None] = {
+        f"agents[{index}]": agent for index, agent in enumerate(config.agents)
+    }
+    engines["adjudication.judge"] = config.adjudication.judge
+    sizes = {
+        where: engine.hash_mib * engine.processes
+        for where, engine in engines.items()
+        if isinstance(engine, UciConfig)
+    }
+    asked, there = sum(sizes.values()), psutil.virtual_memory().total >> 20
+    if asked > there:
+        raise ConfigError(
+            f"{max(sizes, key=sizes.__getitem__)}.hash_mib: the tables of all UCI processes "
+            f"(hash_mib x processes) come to {asked:,} MiB, and this machine has {there:,} MiB; "
+            "lower it"
+        )
+
+
 def _slot_notes(config: RunConfig) -> Iterator[str]:
     """llama.cpp keeps a match's transcript in a slot of its own, and slots share nothing."""
     matches = config.tournament.parallel_matches
@@ -193,6 +218,19 @@ def _check_agent(config: RunConfig, index: int) -> None:
         raise ConfigError(f"agents[{index}].{error}") from None
 
 
+def _check_judge(config: RunConfig) -> None:
+    judge = config.adjudication.judge
+    if judge is None:
+        return
+    games = [(game.name, game.ruleset) for game in config.games() if judge.plays(game.name)]
+    if not games:
+        raise ConfigError("adjudication.judge.games: none of them is played; take it out")
+    try:
+        check_agent(judge, games)
+    except ValueError as error:
+        raise ConfigError(f"adjudication.judge.{error}") from None
+
+
 def _check_thinker(config: RunConfig, index: int) -> None:
     agent = config.agents[index]
     if not isinstance(agent, LlmConfig) or agent.mode != "think":
@@ -221,11 +259,18 @@ def _forecast(config: RunConfig, matches: int, notes: Sequence[str]) -> Forecast
     plies = config.tournament.max_plies
     if plies is None:
         return Forecast(matches, None, None, tuple(notes))
-    askers = [agent for agent in config.agents if isinstance(agent, LlmConfig)]
     # a thought is a question of its own
     most = {"constrained": 1, "think": 2, "free": config.faults.agent_attempts}
-    tries = max((most[agent.mode] for agent in askers), default=1)
+    tries = {
+        agent.name: most[agent.mode] if isinstance(agent, LlmConfig) else 0
+        for agent in config.players
+    }
+    if config.can_grow:
+        seats = [sorted(tries.values(), reverse=True)[:2]] * matches
+    else:
+        seats = [[tries[name] for name in spec.agents] for spec in schedule.matches(config)]
+    requests = sum(-(-plies // 2) * first + plies // 2 * second for first, second in seats)
     period = config.pace.move_period_seconds
     rounds = math.ceil(matches / config.tournament.parallel_matches)
     seconds = rounds * (plies + 1) * period / 2 + period if period else None
-    return Forecast(matches, matches * plies * tries, seconds, tuple(notes))
+    return Forecast(matches, requests, seconds, tuple(notes))

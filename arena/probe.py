@@ -5,7 +5,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
-from agents import Decision, Fault, Seat, Turn
+from agents import Decision, Seat, Turn
 from arena.match import Player
 from arena.schedule import MatchSpec
 from arena.store import Store
@@ -15,7 +15,6 @@ from serving import EngineDead, EngineError
 TRIES = 3
 """An engine that has just started may refuse or drop a request."""
 _BETWEEN_S = 0.5
-_BROKEN = frozenset({Fault.ENGINE_CRASH, Fault.ENGINE_ILLEGAL})
 
 
 class ProbeError(Exception):
@@ -25,7 +24,8 @@ class ProbeError(Exception):
 async def probe(players: Mapping[str, Player], specs: Sequence[MatchSpec], store: Store) -> None:
     """Have each player choose a move in the first position of its first game among `specs`.
 
-    A bad answer is the player's own and passes; ProbeError where there is none to be had.
+    A bad answer is the player's own and passes, but for a UCI engine's illegal move; ProbeError
+    where there is none to be had.
     """
     first = {name: spec for spec in reversed(specs) for name in spec.agents}
     asked = [(player, first[name]) for name, player in players.items() if name in first]
@@ -49,7 +49,7 @@ async def _failure(player: Player, spec: MatchSpec, store: Store) -> str | None:
     took_s = time.monotonic() - begun
     fault = None if decision.fault is None else decision.fault.value
     store.event("agent_probed", {"agent": player.name, "seconds": took_s, "fault": fault})
-    if decision.fault in _BROKEN:
+    if decision.is_breakdown:
         told = decision.attempts[-1].detail if decision.attempts else fault
         return f"agent {player.name} cannot answer: {told}"
     return None

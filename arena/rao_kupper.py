@@ -5,11 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.linalg import inv
 from scipy.special import expit, log_expit
 
 from arena.bradley_terry import logistic
-from arena.field import Design, Field, Game, Matrix, has_maximum, maximum
+from arena.field import Design, Field, Game, Matrix, has_maximum, inverse, maximum
 
 
 def rao_kupper(
@@ -24,7 +23,7 @@ def rao_kupper(
     loss 1/(1 + 10^((d + x)/400)), and a draw the rest; d is fitted too (Rao and Kupper, JASA 62,
     1967; BayesElo, whose printed ratings are these times 4y/(1 + y)², y = 10^(−d/400)). Where no
     finite maximum exists, half a win, half a draw and half a loss are added for each two that met,
-    with each of them first that was. Errors, anchors and ValueError as in `logistic`.
+    with each of them first that was. Errors, anchors and what is raised as in `logistic`.
     """
     played = list(games)
     if all(game.score != 0.5 for game in played):
@@ -38,11 +37,11 @@ def rao_kupper(
     fitted = results.penalised() if is_penalised else results
     at = maximum(fitted.value, fitted.slope, np.zeros(design.basis.shape[1] + 1))
     free = np.append(at[:-1], _draw_logit(at[-1]))
-    inverse = inv(fitted.information(free))
+    fisher = inverse(fitted.information(free))
     rows, offsets = design.free_rows[design.row_of], design.offsets[design.row_of]
     single = _Results(rows, offsets, ~losses, ~wins, drawn)
-    sandwich = design.sandwich(inverse, single.gradients(free))
-    return design.field(free, inverse, sandwich, draw=True, is_penalised=is_penalised)
+    sandwich = design.sandwich(fisher, single.gradients(free))
+    return design.field(free, fisher, sandwich, draw=True, is_penalised=is_penalised)
 
 
 def _draw_logit(u: float) -> float:

@@ -140,7 +140,7 @@ class _Run:
             winner=row.winner,  # type: ignore[arg-type]
             headers=headers,
             comments=tuple(_comment(ply, self._attempts[row.id, ply.ply]) for ply in plies),
-            closing=" ".join(filter(None, (_spoken(row.detail or ""), _failed(last)))),
+            closing="; ".join(filter(None, (_spoken(row.detail or ""), _failed(last)))),
         )
 
 
@@ -161,19 +161,22 @@ def _comment(ply: PlyRow, attempts: Sequence[AttemptRow]) -> str:
     parts = [f"[%emt {_clock(seconds)}]"]
     if ply.clock_left_s is not None:
         parts.insert(0, f"[%clk {_clock(ply.clock_left_s)}]")
-    if ply.offers_draw:
-        parts.append("draw offered")
-    if attempts and attempts[-1].eval_cp is not None:
-        parts.append(f"[%eval {_eval(attempts[-1].eval_cp, ply.side)}]")
+    own_cp = attempts[-1].eval_cp if attempts else None
+    score_cp = own_cp if ply.judge_cp is None else ply.judge_cp
+    if score_cp is not None:
+        parts.append(f"[%eval {_eval(score_cp, ply.side)}]")
+    words = ["draw offered"] if ply.offers_draw else []
     served = [a for a in attempts if a.done is not None and a.admitted is not None]
     if served:
         engine = sum(a.done - a.admitted for a in served if a.done and a.admitted is not None)
+        words.append(f"latency {seconds:.3f}s, engine {engine:.3f}s")
+    if any(a.mode is not None for a in served):  # a language model
         prompt = _total(a.prompt_tokens for a in served)
         cached = _total(a.cached_tokens for a in served)
         out = _total(a.completion_tokens for a in served)
-        parts.append(f"latency {seconds:.3f}s engine {engine:.3f}s")
-        parts.append(f"tokens {prompt} prompt {cached} cached {out} out")
-    return " ".join(filter(None, (*parts, _failed(attempts))))
+        words.append(f"tokens {prompt} prompt, {cached} cached, {out} out")
+    told = "; ".join(filter(None, (*words, _failed(attempts))))
+    return " ".join(filter(None, (*parts, told)))
 
 
 def _failed(attempts: Sequence[AttemptRow]) -> str:

@@ -1,8 +1,9 @@
 """A run judged again from what it stored, pure: parser, referee and ratings, and no engine.
 
-Every reply goes through the parser as it is now, every move through the rules, and the ending and
-the ratings follow from both. What a clock decided stands, for time cannot be judged again; so do
-the answers of a user's own agents and whatever else left no reply.
+The matches follow from the config, every reply goes through the parser as it is now, every move
+through the rules, clocks are charged what their tries took, and the ending and the ratings follow
+from all that. How long a try took stands, for time cannot be judged again; so do the answers and
+failures of a user's own agents, and the moves and the times of players that are asked nothing.
 
 Where a reply is now read otherwise the game might have gone otherwise from there. Its later replies
 are still judged, each in the position in which it was given, so a change of the parser shows every
@@ -10,10 +11,12 @@ ply that it would change; the match's result stands as it is stored.
 """
 
 import json
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,26 +26,48 @@ from agents import (
     PARSER_VERSION,
     PROMPT_VERSION,
     THOUGHT,
+    AgentConfig,
+    Attempt,
     Concessions,
     Failure,
     Fault,
+    LlmConfig,
+    UciConfig,
+    drawn_move,
     from_uci,
     judge_choice,
     judge_free,
     judge_thought,
 )
-from arena import report
+from arena import provenance, report
 from arena.adjudication import AdjudicationRules
-from arena.config import AdjudicationSection, null_name
+from arena.clock import ClockRules, could_fall, could_leave
+from arena.config import ConfigError, RunConfig, parse
 from arena.referee import agreed, ending, loss
-from arena.store import AttemptRow, MatchRow, PlyRow, Records, StoreError, storable
-from games import Game, Position, Start, Termination, load_game
+from arena.store import AttemptRow, MatchRow, PlyRow, Records, StoreError, planned, storable
+from arena.tournament import attempt_of
+from games import Game, Position, Result, Side, Start, Termination, load_game
 from games.escaping import one_line
 from serving import Finish
 
 SCHEMA_VERSION = 1
 
 _A_THOUGHT = "a thought"
+_NO_REPLY = "no reply is stored"
+_JUDGED = (
+    Fault.ILLEGAL,
+    Fault.AMBIGUOUS,
+    Fault.UNPARSABLE,
+    Fault.EMPTY,
+    Fault.TRUNCATED,
+    Fault.RESIGNED,
+    Fault.ENGINE_ILLEGAL,
+)
+"""Faults that are found in a reply."""
+_LOSSES = (Termination.FORFEIT, Termination.FLAG_FALL, Termination.RESIGNATION)
+"""Endings by a player's failure."""
+_FOUNDATION = ("state", "order", "side", "move", "position", "attempt")
+"""What must not differ where a match is to go on."""
 _RowT = TypeVar("_RowT", PlyRow, AttemptRow)
 
 
@@ -52,11 +77,12 @@ class Difference:
 
     match: str
     ply: int | None
-    """None of a match's result."""
+    """None of the match itself and its result."""
     attempt: str | None
     """The request id, where it is a reply that is read otherwise."""
     what: str
-    """reply, order, side, move, notation, position or result."""
+    """match, state, attempt (a try that belongs nowhere), order, side, move, notation, position,
+    answer (of a move that no reply gave), reply, mode, clock or result."""
     stored: str
     now: str
 
@@ -97,32 +123,46 @@ class _Setting:
 
     max_plies: int | None
     adjudication: AdjudicationRules
-    kinds: Mapping[str, str]
-    """Of agents, by name."""
+    has_judge: bool
+    """Its scores count in adjudication, else the players' own."""
     concessions: Concessions
+    clock: ClockRules | None
+    config: RunConfig
+    players: Mapping[str, AgentConfig]
+    """By name; a match may hold others only where its store is damaged."""
+
+    def player(self, row: MatchRow, side: Side) -> AgentConfig | None:
+        return self.players.get(row.agents[side])
 
 
 def build(records: Records) -> dict[str, Any]:
     """What comes out now, and each difference from what is stored. Raises StoreError for a run
-    whose game cannot be loaded, or that holds what this version does not know."""
+    whose config or game cannot be loaded, or that holds what this version does not know."""
     setting = _setting(records)
-    plies = _grouped(records.plies)
-    attempts = _grouped(records.attempts)
-    replays = []
-    for row in records.matches:
-        if row.state != "scheduled":
-            of_match = plies.get(row.id, ()), attempts.get(row.id, ())
-            try:
-                replays.append(_replay(row, *of_match, setting))
-            except ValueError as error:
-                raise StoreError(f"match {row.id} cannot be replayed: {error}") from None
-    differences = [asdict(found) for one in replays for found in one.differences]
+    found: defaultdict[str, list[Difference]] = defaultdict(list)
+    schedule = None
+    try:
+        for match, stored, now in provenance.strange(setting.config, records):
+            found[match].append(_of_match(match, stored, now))
+    except ConfigError as error:
+        schedule = str(error)
+        for row in records.matches:
+            unknown = provenance.foreign(setting.config, row)
+            if unknown is not None:
+                found[row.id].append(_of_match(row.id, unknown, "the config has none such"))
+    replays, orphans = _replays(records, records.matches, setting)
+    for one in replays:
+        found[one.row.id] += one.differences
+    for match in orphans:
+        found[match].append(_of_match(match, "plies or attempts", "no such match is stored"))
+    differences = list(map(asdict, chain.from_iterable(found.values())))
     ratings = _ratings(records, replays)
     return {
         "schema_version": SCHEMA_VERSION,
         "run": records.run.id,
         "is_same": not differences,
-        "matches": len(replays),
+        "matches": sum(one.row.state != "scheduled" for one in replays),
+        "schedule": schedule,
         "plies": len(records.plies),
         "replies_judged": sum(one.num_judged for one in replays),
         "attempts_trusted": sum(one.num_trusted for one in replays),
@@ -144,6 +184,11 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
         f"{result['replies_judged']} replies judged again, "
         f"{result['attempts_trusted']} attempts taken as they are stored"
     )
+    if result["schedule"] is not None:
+        yield (
+            f"matches are taken as they are stored, for the schedule cannot be made again: "
+            f"{result['schedule']}"
+        )
     for version in result["versions"]:
         yield f"{version['name']}: {version['stored']} then, {version['now']} now"
     departures = {entry["match"]: entry["ply"] for entry in result["departures"]}
@@ -171,20 +216,64 @@ def _elo(row: Mapping[str, Any]) -> str:
     return "-" if row["elo"] is None else f"{row['elo']:.0f}"
 
 
-def _setting(records: Records) -> _Setting:
-    config = json.loads(records.run.config_json)
-    return _Setting(
-        config["tournament"].get("max_plies"),
-        AdjudicationSection(**config.get("adjudication", {})).rules,
-        {
-            name: agent["kind"]
-            for agent in config["agents"]
-            for name in (agent["name"], null_name(agent["name"]))
-        },
-        Concessions(
-            *(config["tournament"].get(key, False) for key in ("draw_offers", "resignation"))
-        ),
+def check_resumable(config: RunConfig, records: Records) -> None:
+    """Raises StoreError, which names match and ply, where a match that is to go on cannot, as its
+    stored moves do not follow from each other or are of what the config does not know."""
+    setting = _setting(records)
+    for row in records.matches:
+        unknown = provenance.foreign(config, row)
+        if unknown is not None:
+            raise _unsound(row.id, f"{unknown} is not in the run's config")
+    to_go = tuple(row for row in records.matches if row.state != "finished")
+    replays, orphans = _replays(records, to_go, setting)
+    known = {row.id for row in records.matches}
+    for match in orphans:
+        if match not in known:
+            raise _unsound(match, "it has plies or attempts and is not stored itself")
+    for found in chain.from_iterable(one.differences for one in replays):
+        if found.what in _FOUNDATION:
+            where = found.match if found.ply is None else f"{found.match} ply {found.ply}"
+            raise _unsound(where, f"{found.what}: {found.stored}; {found.now}")
+
+
+def _unsound(where: str, why: str) -> StoreError:
+    return StoreError(
+        f"match {where}: {one_line(why)}; the run's database was damaged or changed, and nothing "
+        "goes on from there: put a copy of run.db back, or begin a new run"
     )
+
+
+def _setting(records: Records) -> _Setting:
+    try:
+        config = parse(json.loads(records.run.config_json))
+    except ConfigError as error:
+        raise StoreError(f"run {records.run.id}: its config cannot be read: {error}") from None
+    return _Setting(
+        config.tournament.max_plies,
+        config.adjudication.rules,
+        config.adjudication.judge is not None,
+        config.tournament.concessions,
+        config.clock.rules,
+        config,
+        {player.name: player for player in config.players},
+    )
+
+
+def _replays(
+    records: Records, rows: Iterable[MatchRow], setting: _Setting
+) -> tuple[list[_Replay], set[str]]:
+    """Those of `rows` that were begun, and the ids that plies and attempts have beside `rows`."""
+    plies, attempts = _grouped(records.plies), _grouped(records.attempts)
+    replays = []
+    for row in rows:
+        of_match = plies.pop(row.id, ()), attempts.pop(row.id, ())
+        if row == planned(row) and not any(of_match):
+            continue
+        try:
+            replays.append(_replay(row, *of_match, setting))
+        except ValueError as error:
+            raise StoreError(f"match {row.id} cannot be replayed: {error}") from None
+    return replays, plies.keys() | attempts.keys()
 
 
 def _grouped(rows: Iterable[_RowT]) -> dict[str, list[_RowT]]:
@@ -196,11 +285,18 @@ def _replay(
 ) -> _Replay:
     """A match from its start, as far as its stored moves can be followed."""
     replay = _Replay(row)
+    if row.state == "scheduled":
+        replay.differ(None, "state", "scheduled", "it was begun")
     by_ply: dict[int, list[AttemptRow]] = {}
     for attempt in attempts:
         by_ply.setdefault(attempt.ply, []).append(attempt)
+    for number in by_ply:
+        if not 0 <= number <= len(plies):
+            replay.differ(number, "attempt", "a try", "the moves before it are missing")
     game = load_game(row.game)
     position = game.position(Start(row.start_fen, row.ruleset, row.opening))
+    start_s = None if setting.clock is None else setting.clock.start_s
+    clocks = [start_s, start_s]
     evals: list[int | None] = []
     is_over = is_offered = False
     for number, ply in enumerate(plies):
@@ -211,20 +307,96 @@ def _replay(
             replay.depart(number)
         made = by_ply.get(number, [])
         answer = ply.move + (OFFER if ply.offers_draw else "")
-        _judge_all(replay, number, made, _Asked(position, is_offered), setting, answer)
+        asked = _Asked(position, is_offered)
+        _judge_all(replay, number, made, asked, setting, answer)
+        _check_answered(replay, number, made, asked, setting, ply)
+        _check_clock(replay, number, ply, made, clocks, position.side, setting)
         after = _follow(replay, number, ply, game, position)
         if after is None:
             replay.depart(number)
             return replay
         position, is_offered = after, bool(ply.offers_draw)
-        evals.append(made[-1].eval_cp if made else None)
-    last = by_ply.get(len(plies), [])
+        own_cp = made[-1].eval_cp if made else None
+        evals.append(ply.judge_cp if setting.has_judge else own_cp)
     asked = _Asked(position, is_offered)
-    closing = ACCEPT if row.termination == Termination.DRAW_AGREED else None
-    faults = _judge_all(replay, len(plies), last, asked, setting, closing)
-    if row.state == "finished" and replay.departs_at is None:
-        _end(replay, game, asked, setting, evals, faults)
+    last = by_ply.get(len(plies), [])
+    over = ending(game, position, setting.max_plies, setting.adjudication, evals)
+    has_agreed = over is None and row.termination == Termination.DRAW_AGREED
+    _judge_all(replay, len(plies), last, asked, setting, ACCEPT if has_agreed else None)
+    if over is None:
+        _check_answered(replay, len(plies), last, asked, setting, None)
+    elif last:
+        replay.differ(len(plies), "attempt", "a try", "the game was over")
+    if row.state != "finished":
+        if (row.winner, row.termination) != (None, None):
+            replay.differ(None, "result", _result(row), "the match is not finished")
+    elif replay.departs_at is None:
+        _end(replay, over or _ended(replay, game, asked, setting, last, clocks))
     return replay
+
+
+def _check_answered(
+    replay: _Replay,
+    number: int,
+    made: Sequence[AttemptRow],
+    asked: _Asked,
+    setting: _Setting,
+    ply: PlyRow | None,
+) -> None:
+    """That a move, or the draw that is accepted in place of one, has the answer that its player's
+    kind gives, and no other; of a user's own agent there is nothing to say."""
+    row, position = replay.row, asked.position
+    player = setting.player(row, position.side)
+    if player is None or _is_own(player):
+        return
+    drawn = None
+    if isinstance(player, UciConfig):
+        drawn = drawn_move(position, row.id, setting.config.seed, player.random_moves)
+    if ply is not None and drawn not in (None, ply.move):
+        replay.differ(number, "answer", ply.move, f"{drawn} is drawn by the run's dice")
+    if ply is not None and ply.offers_draw and not isinstance(player, LlmConfig):
+        replay.differ(number, "answer", ply.move + OFFER, f"{player.kind} offers no draw")
+    is_asked = isinstance(player, LlmConfig | UciConfig) and drawn is None
+    has_agreed = isinstance(player, LlmConfig) and row.termination == Termination.DRAW_AGREED
+    wanted = int(is_asked and (ply is not None or has_agreed))
+    answers = sum(
+        attempt.fault is None
+        and attempt.reply_text is not None
+        and not attempt.request_id.endswith(THOUGHT)
+        for attempt in made
+    )
+    if ply is None and answers > wanted:
+        replay.differ(number, "attempt", "an answer", "its move is missing")
+    elif answers != wanted:
+        stored = "a draw accepted" if ply is None else ply.move
+        replay.differ(number, "answer", stored, f"{answers} replies that gave an answer")
+
+
+def _is_own(player: AgentConfig) -> bool:
+    return ":" in player.kind
+
+
+def _check_clock(
+    replay: _Replay,
+    number: int,
+    ply: PlyRow,
+    made: Sequence[AttemptRow],
+    clocks: list[float | None],
+    side: Side,
+    setting: _Setting,
+) -> None:
+    """That what a ply left follows from its side's clock before it and its tries."""
+    left_s, after_s, rules = clocks[side], ply.clock_left_s, setting.clock
+    clocks[side] = after_s
+    if rules is None or left_s is None or after_s is None:
+        if rules is not None and after_s is None:
+            replay.differ(number, "clock", None, "there is a clock")
+        elif rules is None and after_s is not None:
+            replay.differ(number, "clock", f"{after_s:g} s left", "there is no clock")
+        return
+    if not could_leave(rules, left_s, map(attempt_of, made), after_s):
+        told = f"{left_s:g} s before it, and its tries do not leave that"
+        replay.differ(number, "clock", f"{after_s:g} s left", told)
 
 
 def _follow(
@@ -255,15 +427,13 @@ def _judge_all(
     asked: _Asked,
     setting: _Setting,
     answer: str | None,
-) -> list[Failure]:
-    """Judge all attempts of a ply; returned are the player's own failures, as they come out now.
-
-    `answer` is the one that counted, None where the match ended by a failure.
-    """
-    failed: list[Failure] = []
+) -> None:
+    """Judge all attempts of a ply; `answer` is the one that counted, None where the match ended by
+    a failure."""
+    player = setting.player(replay.row, asked.position.side)
     for attempt in attempts:
-        kind = setting.kinds.get(replay.row.agents[attempt.side], "")
-        outcome = _judge(attempt, asked, kind, setting.concessions)
+        _check_asked(replay, number, attempt, asked.position.side, player)
+        outcome = _judge(attempt, asked, player, setting.concessions)
         stored = _stored(attempt, answer)
         if outcome is None:
             replay.num_trusted += 1
@@ -282,27 +452,38 @@ def _judge_all(
                 )
             )
             replay.depart(number)
-        if isinstance(stored, Failure) and not stored.fault.is_infrastructure:
-            failed.append(stored)
-    return failed
+
+
+def _check_asked(
+    replay: _Replay, number: int, attempt: AttemptRow, side: Side, player: AgentConfig | None
+) -> None:
+    """That an attempt is of the side to move, and was asked as its player asks."""
+    if attempt.side != side:
+        replay.differ(number, "side", attempt.side, side)
+    asked = (player.engine, player.mode) if isinstance(player, LlmConfig) else (None, None)
+    if player is not None and (attempt.engine, attempt.mode) != asked:
+        stored, now = (f"{mode} on {engine}" for engine, mode in (attempt[5:7], asked))
+        replay.differ(number, "mode", stored, now)
 
 
 def _judge(
-    attempt: AttemptRow, asked: _Asked, kind: str, concessions: Concessions
+    attempt: AttemptRow, asked: _Asked, player: AgentConfig | None, concessions: Concessions
 ) -> str | Failure | None:
     """The answer or the failure that a stored reply comes to now; None where it is not for the text
     to say."""
     text, (position, is_draw_offered) = attempt.reply_text, asked
+    mode = player.mode if isinstance(player, LlmConfig) else None
+    is_uci = isinstance(player, UciConfig)
     if text is None:
-        return None
+        return _NO_REPLY if (mode or is_uci) and attempt.fault in _JUDGED else None
     finish = Finish(attempt.finish or Finish.STOP)
     if attempt.fault == Fault.FLAG_FALL and finish is not Finish.DEADLINE:
         return None
     if attempt.request_id.endswith(THOUGHT):
         return judge_thought(finish) or _A_THOUGHT
-    if attempt.mode in ("constrained", "think"):
+    if mode in ("constrained", "think"):
         outcome = judge_choice(text, finish, position, concessions, is_draw_offered)
-    elif attempt.mode == "free":
+    elif mode == "free":
         outcome = judge_free(
             text,
             finish,
@@ -311,7 +492,7 @@ def _judge(
             concessions=concessions,
             is_draw_offered=is_draw_offered,
         )
-    elif kind == "uci":
+    elif is_uci:
         move = from_uci(text)
         legal = move in position.legal_moves()
         outcome = move if legal else Failure(Fault.ENGINE_ILLEGAL, attempt.detail)
@@ -330,42 +511,85 @@ def _stored(attempt: AttemptRow, answer: str | None) -> str | Failure | None:
     return _A_THOUGHT if attempt.request_id.endswith(THOUGHT) else answer
 
 
-def _end(
+def _ended(
     replay: _Replay,
     game: Game,
     asked: _Asked,
     setting: _Setting,
-    evals: Sequence[int | None],
-    faults: Sequence[Failure],
-) -> None:
-    """Recompute the result of a match whose every reply came out as it is stored."""
+    tries: Sequence[AttemptRow],
+    clocks: Sequence[float | None],
+) -> Result | None:
+    """How the player to move ended a match that neither the rules nor the arena did; None where
+    nothing that is stored says so."""
     row, position = replay.row, asked.position
-    result = ending(game, position, setting.max_plies, setting.adjudication, evals)
-    if result is None and row.termination == Termination.DRAW_AGREED and asked.is_draw_offered:
-        result = agreed(game, position)
+    player = setting.player(row, position.side)
+    if row.termination == Termination.DRAW_AGREED:
+        may_agree = player is None or _is_own(player) or isinstance(player, LlmConfig)
+        return agreed(game, position) if asked.is_draw_offered and may_agree else None
+    if row.termination not in _LOSSES:
+        return None
+    if player is None or _is_own(player):
+        replay.num_trusted += 1
+        result = loss(game, position, Fault.FLAG_FALL, "")
+        return replace(result, termination=Termination(row.termination), detail=row.detail or "")
+    failed = [try_ for try_ in map(attempt_of, tries) if _is_own_failure(try_)]
+    last = failed[-1] if failed else None
+    said = "" if last is None else last.detail
+    if row.termination == Termination.FLAG_FALL:
+        has_fallen = _has_fallen(player, failed, clocks[position.side], setting)
+        return loss(game, position, Fault.FLAG_FALL, said) if has_fallen else None
+    if last is None or last.fault is None:
+        return None
+    is_free = isinstance(player, LlmConfig) and player.mode == "free"
+    if is_free and last.fault is not Fault.RESIGNED:
+        budget = setting.config.faults.agent_attempts
+        if len(failed) < budget:
+            return None
+    return loss(game, position, last.fault, said)
+
+
+def _is_own_failure(attempt: Attempt) -> bool:
+    return attempt.fault is not None and not attempt.fault.is_infrastructure
+
+
+def _has_fallen(
+    player: AgentConfig, failed: Sequence[Attempt], left_s: float | None, setting: _Setting
+) -> bool:
+    """Whether a flag can have fallen as far as the stored tries, all of them failed, say."""
+    last = failed[-1] if failed else None
+    if last is None or last.fault is not Fault.FLAG_FALL:  # the time was over between two tries
+        limit_s = min(
+            setting.config.pace.move_limit_seconds, math.inf if left_s is None else left_s
+        )
+        return isinstance(player, LlmConfig) and could_fall(limit_s, failed)
+    if last.reply is None:  # in silence, or by the clock of a player that is asked nothing
+        return not isinstance(player, LlmConfig) and (
+            left_s is not None or isinstance(player, UciConfig)
+        )
+    if last.reply.finish is Finish.DEADLINE:
+        return True
+    return left_s is not None and could_fall(left_s, failed)
+
+
+def _end(replay: _Replay, result: Result | None) -> None:
+    """Compare the result of a match whose every reply came out as it is stored."""
+    row = replay.row
     if result is None:
-        last = faults[-1] if faults else None
-        fault = None if last is None else last.fault
-        if row.termination == Fault.FLAG_FALL:
-            fault = Fault.FLAG_FALL  # the move's time may be over between two tries
-        if row.termination == Termination.DRAW_AGREED:
-            replay.differ(None, "result", _result(row), "no draw was offered")
-            return
-        if fault is None:
-            replay.num_trusted += 1
-            return
-        result = loss(game, position, fault, last.detail if last is not None else "")
+        is_draw = row.termination == Termination.DRAW_AGREED
+        now = "no draw was offered" if is_draw else "nothing that is stored ended the game so"
+        replay.differ(None, "result", _result(row), now)
+        return
     first, second = result.scores or (None, None)
-    now = row._replace(
+    now_row = row._replace(
         winner=result.winner,
         termination=result.termination.value,
         detail=storable(result.detail),
         score_first=first,
         score_second=second,
     )
-    if now != row:
-        replay.differ(None, "result", _result(row), _result(now))
-        replay.row = now
+    if now_row != row:
+        replay.differ(None, "result", _result(row), _result(now_row))
+        replay.row = now_row
 
 
 def _result(row: MatchRow) -> str:
@@ -400,6 +624,10 @@ def _versions(records: Records) -> list[dict[str, Any]]:
         {"name": name, "stored": stored.get(name, "unknown"), "now": version}
         for name, version in now.items()
     ]
+
+
+def _of_match(match: str, stored: str, now: str) -> Difference:
+    return Difference(match, None, None, "match", one_line(stored), one_line(now))
 
 
 def _words(value: object) -> str:

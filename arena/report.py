@@ -5,11 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from arena.bradley_terry import MISFIT
 from arena.config import null_name
 from arena.contest_report import contest, sprt
 from arena.field import Field
 from arena.figures import Figures, MatchFigures, label
 from arena.pairwise import Estimate
+from arena.placing import GameScore, Order, TieBreaks, order_of, placed, tie_breaks
 from arena.standings import Outcome, Pairing, Standings, pairings, standings
 from arena.store import MatchRow, Records
 from arena.verdicts import saturated_engines, verdict_of_run
@@ -37,14 +39,15 @@ def report(figures: Figures) -> dict[str, Any]:
     """The report of figures."""
     ended = ended_matches(figures)
     asked = asked_of(figures)
-    made = tables(ended, asked)
+    told = contest(figures)
+    made = tables(ended, asked, told)
     run = figures.run
     return {
         "schema_version": SCHEMA_VERSION,
         "run": {"name": figures.config["name"], "id": run.id, "created": run.created},
         **figures.fleet(),
         "results": [
-            {**result(figures.matches[match.row.id]), "is_rated": match.is_rated} for match in ended
+            result(figures.matches[match.row.id], is_rated=match.is_rated) for match in ended
         ],
         "pairings": made["pairings"],
         "agents": [figures.agents[key].row() for key in sorted(figures.agents)],
@@ -52,8 +55,8 @@ def report(figures: Figures) -> dict[str, Any]:
         "standings": made["standings"],
         "ratings": made["ratings"],
         "null_pairings": made["null_pairings"],
-        "sprt": sprt(figures.config, rows_of(figures), asked.null_names),
-        "tournament": contest(figures),
+        "sprt": sprt(figures.config, rows_of(figures), asked.null_names, unrated_of(ended)),
+        "tournament": told,
         "verdict": verdict_of_run(figures),
     }
 
@@ -73,18 +76,26 @@ class Ended(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What the config asks of ratings."""
+    """What the config asks of ratings and standings."""
 
     anchors: Mapping[str, float] = MappingProxyType({})
     null_names: frozenset[str] = frozenset()
     """An agent's second name, whose games are the noise floor and rate nobody."""
+    order: Order = "points"
+    games_per_round: int = 2
+    """Of each two who meet in a round of a Swiss tournament."""
 
 
 def asked_of(figures: Figures) -> Asked:
-    """What the run's config asks of ratings."""
+    """What the run's config asks of ratings and standings."""
     asked = figures.config.get("tournament", {})
     null = asked.get("null_pairing")
-    return Asked(asked.get("anchors", {}), frozenset([null_name(null)] if null else ()))
+    return Asked(
+        anchors=asked.get("anchors", {}),
+        null_names=frozenset([null_name(null)] if null else ()),
+        order=order_of(figures.config),
+        games_per_round=2 * asked.get("pairs", 1),
+    )
 
 
 def ended_matches(figures: Figures) -> list[Ended]:
@@ -94,9 +105,14 @@ def ended_matches(figures: Figures) -> list[Ended]:
     return [Ended(row, figures.matches[row.id].fault, row.id not in unrated) for row in rows]
 
 
-def tables(ended: Sequence[Ended], asked: Asked) -> dict[str, Any]:
-    """`pairings`, `standings`, `ratings` and `null_pairings` of the report. Pure, for any thread:
-    64 players and 4,000 games take a CPU two to three seconds."""
+def unrated_of(ended: Iterable[Ended]) -> frozenset[str]:
+    """Ids of those that are not rated."""
+    return frozenset(match.row.id for match in ended if not match.is_rated)
+
+
+def tables(ended: Sequence[Ended], asked: Asked, contest: Mapping[str, Any]) -> dict[str, Any]:
+    """`pairings`, `standings`, `ratings` and `null_pairings` of the report, whose `tournament` is
+    `contest`. Pure, for any thread: 64 players and 4,000 games take a CPU two to three seconds."""
     null = [match for match in ended if not asked.null_names.isdisjoint(match.row.agents)]
     met_itself = {match.row.id for match in null}
     ended = [match for match in ended if match.row.id not in met_itself]
@@ -108,7 +124,11 @@ def tables(ended: Sequence[Ended], asked: Asked) -> dict[str, Any]:
         "pairings": [
             row for game, rated in by_game.items() for row in _pairings(game, rated.pairings)
         ],
-        "standings": _standings(ended, by_game),
+        "standings": [
+            row
+            for game, matches in sorted(_by_game(ended).items())
+            for row in _standings(game, matches, by_game[game], asked, contest)
+        ],
         "ratings": [_ratings(*game) for game in by_game.items()],
         "null_pairings": [
             row
@@ -118,7 +138,7 @@ def tables(ended: Sequence[Ended], asked: Asked) -> dict[str, Any]:
     }
 
 
-def result(match: MatchFigures) -> dict[str, Any]:
+def result(match: MatchFigures, *, is_rated: bool) -> dict[str, Any]:
     """A finished match in one row."""
     row = match.row
     return {
@@ -134,6 +154,7 @@ def result(match: MatchFigures) -> dict[str, Any]:
         "scores": None if row.score_first is None else [row.score_first, row.score_second],
         "plies": match.plies,
         "fault": match.fault,
+        "is_rated": is_rated,
     }
 
 
@@ -183,7 +204,7 @@ def _pairings(game: str, met: Iterable[Pairing]) -> list[dict[str, Any]]:
             "losses": pairing.losses,
             "pairs": pairing.pairs._asdict(),
             "elo": _estimate(pairing.best.elo),
-            "nelo": _estimate(pairing.best.nelo),
+            "nelo": _known(pairing.best.nelo),
             "los": pairing.best.los,
         }
         for pairing in met
@@ -194,8 +215,13 @@ def _estimate(estimate: Estimate) -> dict[str, float]:
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
+def _known(estimate: Estimate | None) -> dict[str, float] | None:
+    return None if estimate is None else _estimate(estimate)
+
+
 def _ratings(game: str, rated: Standings) -> dict[str, Any]:
-    """What a game's ratings are worth: who can be compared, and with what certainty."""
+    """What a game's ratings are worth: who can be compared, and with what certainty; why there are
+    none (`failure`); and how well they fit the anchors (`bradley_terry.anchor_fit`)."""
     field = rated.results
     return {
         "game": game,
@@ -203,6 +229,10 @@ def _ratings(game: str, rated: Standings) -> dict[str, Any]:
         "groups": [list(group) for group in field.groups],
         "skill_groups": [list(group) for group in rated.skill.groups],
         "is_penalised": field.is_penalised,
+        "failure": field.failure or rated.skill.failure,
+        "anchor_fit": None
+        if rated.anchor_fit is None
+        else {"chance": rated.anchor_fit, "is_credible": rated.anchor_fit >= MISFIT},
         "names": list(field.ratings),
         "los": field.los_matrix(),
     }
@@ -215,43 +245,78 @@ def _elo(field: Field, name: str, key: str) -> dict[str, float | None]:
     return {key: field.ratings[name], f"{key}_error": field.error(name)}
 
 
-def _forfeits(ended: Sequence[Ended]) -> Mapping[tuple[str, str], Counter[str]]:
-    """How often each agent lost by a failure at the protocol: by game and name, then by failure."""
-    found: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+def _forfeits(ended: Sequence[Ended]) -> Mapping[str, Counter[str]]:
+    """How often each agent lost by a failure at the protocol: by name, then by failure."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
     for row, fault, _ in ended:
         if fault is not None and row.winner is not None:
-            found[label(row.game, row.ruleset), row.agents[1 - row.winner]][fault] += 1
+            found[row.agents[1 - row.winner]][fault] += 1
     return found
 
 
-def _standings(ended: Sequence[Ended], by_game: Mapping[str, Standings]) -> list[dict[str, Any]]:
-    """Points per agent and game, 1 for a win and half for a draw, with ratings: `elo` counts
+def _standings(
+    game: str,
+    ended: Sequence[Ended],
+    rated: Standings,
+    asked: Asked,
+    contest: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """Points per agent of one game, 1 for a win and half for a draw, with ratings: `elo` counts
     forfeits as losses, `skill_elo` leaves them out, and `protocol_score` is the share of games not
     forfeited. Unrated games count in the points alone. Means are 0 in each group of `ratings`;
-    errors are half of 95 % intervals."""
-    table: dict[tuple[str, str], list[int]] = {}
+    errors are half of 95 % intervals. In the order of `placing.placed`; `bye_points` are no part
+    of `points`, and tie-breaks are None but in a Swiss tournament."""
+    table: dict[str, list[int]] = {}
     for row, _, _ in ended:
         for side, name in enumerate(row.agents):
-            counts = table.setdefault((label(row.game, row.ruleset), name), [0, 0, 0])
+            counts = table.setdefault(name, [0, 0, 0])
             counts[1 if row.winner is None else 0 if row.winner == side else 2] += 1
+    byes, ties = (
+        [told for told in contest[kind] if told["game"] == game] for kind in ("byes", "ties")
+    )
+    bye_points: Counter[str] = Counter()
+    for bye in byes:
+        bye_points[bye["agent"]] += bye["points"]
+    breaks = _tie_breaks(ended, table, bye_points, byes, asked)
     forfeits = _forfeits(ended)
     rows = []
-    for (game, name), counts in table.items():
-        rated = by_game[game]
+    for name, (wins, draws, losses) in table.items():
         protocol = rated.protocol.get(name)
         rows.append(
             {
                 "name": name,
                 "game": game,
-                "games": sum(counts),
-                "wins": counts[0],
-                "draws": counts[1],
-                "losses": counts[2],
-                "points": counts[0] + counts[1] / 2,
-                "forfeits": dict(forfeits.get((game, name), {})),
+                "games": wins + draws + losses,
+                "wins": wins,
+                "draws": draws,
+                "losses": losses,
+                "points": wins + draws / 2,
+                "bye_points": float(bye_points[name]),
+                **{key: getattr(breaks.get(name), key, None) for key in TieBreaks._fields},
+                "forfeits": dict(forfeits.get(name, {})),
                 **_elo(rated.results, name, "elo"),
                 **_elo(rated.skill, name, "skill_elo"),
-                "protocol_score": None if protocol is None else _estimate(protocol),
+                "protocol_score": _known(protocol),
             }
         )
-    return sorted(rows, key=lambda row: (row["game"], -float(str(row["points"])), row["name"]))
+    return placed(rows, asked.order, byes, ties, rated.results.groups)
+
+
+def _tie_breaks(
+    ended: Sequence[Ended],
+    table: Mapping[str, Sequence[int]],
+    bye_points: Mapping[str, float],
+    byes: Sequence[Mapping[str, Any]],
+    asked: Asked,
+) -> Mapping[str, TieBreaks]:
+    """Of a Swiss tournament's players; of no other's."""
+    if asked.order != "swiss":
+        return {}
+    names = {*table, *bye_points}
+    totals = {
+        name: wins + draws / 2 + bye_points.get(name, 0.0)
+        for name in names
+        for wins, draws, _ in [table.get(name, (0, 0, 0))]
+    }
+    games = (GameScore(row.agents, outcome(row).score) for row, _, _ in ended)
+    return tie_breaks(totals, games, [bye["agent"] for bye in byes], asked.games_per_round)

@@ -5,10 +5,12 @@ import contextlib
 import datetime
 import json
 import platform
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -18,14 +20,14 @@ import uvloop
 
 from agents import PARSER_VERSION, PROMPT_VERSION
 from arena import config as configs
-from arena import config_diff, preflight, records, store, tournament
+from arena import config_diff, preflight, records, replay, store, tournament
 from arena.config import ConfigError, RunConfig
 from arena.config_diff import Change
 from arena.pace import Pacer
 from arena.progress import Progress
 from arena.schedule import MatchSpec
 from arena.show import Show, showing
-from arena.store import EventRow, Records, RunRow, Store, StoreError
+from arena.store import EventRow, Records, RunRow, Store, StoreError, WriteError
 from arena.tournament import EnginesFailed, Plan
 
 log = structlog.get_logger()
@@ -65,6 +67,7 @@ def new_folder(config: RunConfig) -> Path:
 async def start(config: RunConfig, folder: Path, show: Show, *, replace: bool) -> Outcome:
     """Begin a run in `folder` and play it; nothing is written before every check has passed."""
     store.check_free(folder, replace=replace)
+    _check_log(folder)
     await show.check()
     show.view.announce("checking the config and the model")
     forecast = await asyncio.to_thread(preflight.check, config)
@@ -81,27 +84,91 @@ async def start(config: RunConfig, folder: Path, show: Show, *, replace: bool) -
     )
     rows = [plan.pasts[spec.id].row for spec in plan.specs]
     opened = Store.create(folder, run, rows, replace=replace)
-    _lay_out(folder, config, plan.specs)
+    try:
+        _lay_out(folder, config, plan.specs)
+    except WriteError as error:
+        return await _stranded(opened, str(error))
     return await _play(plan, opened, show)
 
 
 def _lay_out(folder: Path, config: RunConfig, specs: Sequence[MatchSpec]) -> None:
-    """Put the config into a new run's folder, and take out what a replaced run left in it."""
+    """Put the config into a new run's folder, and take out what a replaced run left in it;
+    WriteError where that cannot be."""
     for stale in (*records.files(folder, specs), folder / LOG_FILE, *folder.glob("engine-*.log")):
-        stale.unlink(missing_ok=True)
-    (folder / CONFIG_FILE).write_text(config.to_toml(), encoding="utf-8")
+        try:
+            stale.unlink(missing_ok=True)
+        except OSError as error:
+            raise WriteError(f"{stale}: cannot be taken away ({error.strerror})") from None
+    _write_config(folder, config)
+
+
+def _write_config(folder: Path, config: RunConfig) -> None:
+    """Whole or not at all; WriteError where it cannot be."""
+    path = folder / CONFIG_FILE
+    beside = path.with_name(f".{path.name}.partial")
+    try:
+        beside.write_text(config.to_toml(), encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise WriteError(
+            f"{path}: cannot be written ({error.strerror}){store.remedy(error)}"
+        ) from None
+
+
+def _check_log(folder: Path) -> None:
+    """StoreError where a run could not tell what happens to it."""
+    path = folder / LOG_FILE
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path}: is no file, and the run's log goes there; move it away")
+
+
+def _again(folder: Path) -> str:
+    return f"the run is kept, `arena resume {folder}` goes on"
+
+
+async def _stranded(opened: Store, why: str) -> Outcome:
+    """How a run ends that cannot be written before its first move."""
+    with contextlib.suppress(StoreError):  # said already
+        await opened.close()
+    return Outcome("engine_failed", f"{why}; {_again(opened.folder)}")
 
 
 async def resume(folder: Path, show: Show, overrides: Sequence[str] = ()) -> Outcome:
     """Go on with the run in `folder` from its last committed plies, with what was changed of its
-    config; ConfigError, and nothing is written, where that would change the games."""
+    config. Nothing is written where it cannot go on: ConfigError where a change would change the
+    games, StoreError where the folder or what is stored cannot serve."""
     await show.check()
-    run = store.read_run(folder)
-    config, changes = _config_now(folder, run, overrides)
-    opened = Store.resume(folder)
-    if changes:
-        await _change_config(opened, run, config, changes)
-    held = store.read(folder)
+    try:
+        run = store.read_run(folder)
+        _check_log(folder)
+        config, changes = _config_now(folder, run, overrides)
+        opened = Store.resume(folder, partial(_check_sound, config))
+    except WriteError as error:
+        return Outcome("engine_failed", f"{error}; {_again(folder)}")
+    try:
+        if changes:
+            await _change_config(opened, run, config, changes)
+        plan = await _taken_up(opened, config)
+    except StoreError as error:
+        return await _stranded(opened, str(error))
+    if plan.unfinished:
+        return await _play(plan, opened, show)
+    show.view.announce("every match of this run is finished")
+    await opened.close()
+    # a process killed at its end wrote none, or a part
+    failure = _write_records(folder, store.read(folder))
+    return Outcome("finished") if failure is None else Outcome("engine_failed", failure)
+
+
+def _check_sound(config: RunConfig, held: Records) -> None:
+    replay.check_resumable(config, held)
+    tournament.resumed_plan(config, held)
+
+
+async def _taken_up(opened: Store, config: RunConfig) -> Plan:
+    """The plan of a run that goes on, with what it needs in the store."""
+    held = store.read(opened.folder)
     cut_off = [
         row._replace(
             state="suspended",
@@ -113,20 +180,11 @@ async def resume(folder: Path, show: Show, overrides: Sequence[str] = ()) -> Out
     ]
     if cut_off:
         await opened.commit(*cut_off)
-        held = store.read(folder)
-    try:
-        plan = tournament.resumed_plan(config, held)
-    except (ConfigError, StoreError):
-        await opened.close()
-        raise
+        held = store.read(opened.folder)
+    plan = tournament.resumed_plan(config, held)
     if plan.new_rows:
         await opened.commit(*plan.new_rows)
-    if not plan.unfinished:
-        show.view.announce("every match of this run is finished")
-        await opened.close()
-        failure = _write_records(folder, held)  # a process killed at its end wrote none, or a part
-        return Outcome("finished") if failure is None else Outcome("engine_failed", failure)
-    return await _play(plan, opened, show)
+    return plan
 
 
 def _config_now(
@@ -142,9 +200,10 @@ def _config_now(
     changes = config_diff.changes(stored, edited)
     harmful = [str(change) for change in changes if not change.is_harmless]
     if harmful:
+        given = "".join(f" --set {shlex.quote(text)}" for text in overrides)
         raise ConfigError(
-            f"{path}: changed since the run began: {config_diff.told(harmful)}; put that back, or "
-            f"start a new run with `arena run {path} --out DIR`"
+            f"{path}{given}: changed since the run began: {config_diff.told(harmful)}; put that "
+            f"back, or start a new run with `arena run {path}{given} --out DIR`"
         )
     return edited, changes
 
@@ -153,14 +212,7 @@ async def _change_config(
     opened: Store, run: RunRow, config: RunConfig, changes: Sequence[Change]
 ) -> None:
     """Put changes of the config into the folder, then into the store, which tells them."""
-    path = opened.folder / CONFIG_FILE
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(config.to_toml(), encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        await opened.close()
-        raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
+    _write_config(opened.folder, config)
     told = json.dumps({change.key: [change.stored, change.edited] for change in changes})
     await opened.commit(
         run._replace(config_json=config.to_json(), config_digest=config.digest),
@@ -175,6 +227,10 @@ async def _play(plan: Plan, opened: Store, show: Show) -> Outcome:
     pacer = Pacer()
     failure = None
     announce = show.view.announce
+    try:
+        (folder / LOG_FILE).touch()
+    except OSError as error:
+        return await _stranded(opened, f"{folder / LOG_FILE}: {error.strerror}")
     with (
         logging_to(folder, plan.config.name),
         _Interrupts(pacer, progress, opened, announce) as interrupts,
@@ -199,11 +255,12 @@ async def _play(plan: Plan, opened: Store, show: Show) -> Outcome:
     held = store.read(folder)
     failure = failure or _write_records(folder, held)
     left = sum(row.state != "finished" for row in held.matches)
-    again = f"the run is kept, `arena resume {folder}` goes on"
+    again = _again(folder)
     if failure is not None:
         return Outcome("engine_failed", f"{failure}; {again}")
     if (interrupts.count or pacer.is_finishing) and left:
-        return Outcome("interrupted", f"interrupted with {left} matches to go; {again}")
+        how = "interrupted" if interrupts.count else "stopped as asked"
+        return Outcome("interrupted", f"{how} with {left} matches to go; {again}")
     if left:
         why = next((row.detail for row in held.matches if row.state == "suspended"), None)
         return Outcome("unfinished", f"{left} matches could not be finished ({why}); {again}")
@@ -215,7 +272,7 @@ def _write_records(folder: Path, held: Records) -> str | None:
     try:
         records.write_files(folder, held)
     except OSError as error:
-        return f"the game records cannot be written ({error.strerror})"
+        return f"{error.filename or folder}: the game records cannot be written ({error.strerror})"
     return None
 
 

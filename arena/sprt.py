@@ -32,12 +32,27 @@ State = Literal["accept", "reject", "continue"]
 _EMPTY_BIN = 1e-3
 """What an empty bin counts as (fastchess and fishtest)."""
 FURTHEST_ELO = 2000.0
-"""The ends between which an estimate after a stop is looked for."""
+"""Bounds lie within ± this; so does an estimate after a stop."""
+FURTHEST_NELO = 200.0
+"""The same of normalised Elo: from 231 on some counts of pairs have no solution."""
+LEAST_GAP = 0.01
+"""Elo between the bounds, at least."""
+LEAST_RATE = 1e-6
+"""Of errors."""
+
+
+def furthest(model: Model) -> float:
+    """How far from 0 a model's bounds may lie."""
+    return FURTHEST_NELO if model == "normalized" else FURTHEST_ELO
 
 
 @dataclass(frozen=True, slots=True)
 class Sprt:
-    """A test with its bounds and error rates. ValueError where they make none."""
+    """A test with its bounds and error rates.
+
+    ValueError where they make none: `elo1` lies LEAST_GAP above `elo0` at least and both within
+    ±`furthest(model)`; `alpha` and `beta` are LEAST_RATE at least and add up to less than 1.
+    """
 
     elo0: float
     elo1: float
@@ -48,10 +63,20 @@ class Sprt:
     model: Model = "logistic"
 
     def __post_init__(self) -> None:
-        if not self.elo0 < self.elo1:
-            raise ValueError(f"elo0 is below elo1, not {self.elo0} and {self.elo1}")
-        if not (0 < self.alpha < 1 and 0 < self.beta < 1 and self.alpha + self.beta < 1):
-            raise ValueError(f"alpha and beta add up to less than 1: {self.alpha}, {self.beta}")
+        if not self.elo1 - self.elo0 >= LEAST_GAP:
+            raise ValueError(
+                f"elo0 is below elo1 by {LEAST_GAP} or more, not {self.elo0} and {self.elo1}"
+            )
+        most = furthest(self.model)
+        if not (-most <= self.elo0 and self.elo1 <= most):
+            raise ValueError(
+                f"{self.model} bounds lie within ±{most:g}, not {self.elo0} and {self.elo1}"
+            )
+        if not (min(self.alpha, self.beta) >= LEAST_RATE and self.alpha + self.beta < 1):
+            raise ValueError(
+                f"alpha and beta are {LEAST_RATE} or more and add up to less than 1: "
+                f"{self.alpha}, {self.beta}"
+            )
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -62,7 +87,8 @@ class Sprt:
     def llr(self, bins: Sequence[float]) -> float:
         """The (generalised) log-likelihood ratio of `elo1` over `elo0`; 0 of no games.
 
-        ValueError for five bins in a BayesElo model, which knows single games alone.
+        ValueError for five bins in a BayesElo model, which knows single games alone, and for counts
+        of which cutechess's model makes nothing: draws so many that its bounds are no Elo.
         """
         if self.model in ("bayes_elo", "cutechess") and len(bins) != 3:
             raise ValueError(f"{self.model} takes three bins of games, not {len(bins)}")
@@ -200,11 +226,14 @@ def _cutechess_llr(bins: Sequence[float], elo0: float, elo1: float) -> float:
     draw_elo = _draw_elo(counts / counts.sum())
     x = 10 ** (-draw_elo / 400)
     scale = 4 * x / (1 + x) ** 2
-    logs = []
+    chances = []
     for elo in (elo1, elo0):
         win, loss = _bayes_elo_chances(elo / scale, draw_elo)
-        logs.append(np.log([loss, 1 - win - loss, win]))
-    return float(counts @ (logs[0] - logs[1]))
+        chances.append([loss, 1 - win - loss, win])
+    if np.min(chances) <= 0:
+        raise ValueError(f"cutechess's bounds {elo0} and {elo1} have no chances for {list(bins)}")
+    one, zero = np.log(chances)
+    return float(counts @ (one - zero))
 
 
 @dataclass(frozen=True, slots=True)

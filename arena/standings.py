@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from scipy.special import betaincinv
 
-from arena.bradley_terry import logistic
+from arena.bradley_terry import anchor_fit, logistic
 from arena.field import Field, Game
 from arena.pairwise import Estimate, PairCounts, Pairwise, pair_counts, pairwise
 
@@ -69,11 +69,13 @@ class Standings:
     """Ratings without forfeits."""
     pairings: tuple[Pairing, ...]
     """Of each two that met, by all rated games; names in alphabetical order."""
-    skill_pairings: tuple[Pairing, ...]
+    anchor_fit: float | None
+    """See `bradley_terry.anchor_fit`, by all rated games; None too where that is not found."""
 
 
 def standings(outcomes: Iterable[Outcome], anchors: Mapping[str, float] | None = None) -> Standings:
     """Statistics of one tournament of one game; `anchors` are ratings in Elo that are held fixed.
+    Ratings that cannot be found are left out, with the reason (`Field.failure`).
 
     ValueError on a score other than 0, 1/2 and 1, a draw by forfeit, or a player against itself.
     """
@@ -84,11 +86,25 @@ def standings(outcomes: Iterable[Outcome], anchors: Mapping[str, float] | None =
     skilled = [outcome for outcome in rated if not outcome.is_forfeit]
     return Standings(
         protocol=protocol_scores(rated),
-        results=logistic(_games(rated), anchors),
-        skill=logistic(_games(skilled), anchors),
+        results=_field(rated, anchors),
+        skill=_field(skilled, anchors),
         pairings=tuple(pairings(rated)),
-        skill_pairings=tuple(pairings(skilled)),
+        anchor_fit=_anchor_fit(rated, anchors or {}),
     )
+
+
+def _field(outcomes: Sequence[Outcome], anchors: Mapping[str, float] | None) -> Field:
+    try:
+        return logistic(_games(outcomes), anchors)
+    except ArithmeticError as error:
+        return Field.unrated(str(error))
+
+
+def _anchor_fit(outcomes: Sequence[Outcome], anchors: Mapping[str, float]) -> float | None:
+    try:
+        return anchor_fit(_games(outcomes), anchors)
+    except ArithmeticError:
+        return None
 
 
 def _games(outcomes: Iterable[Outcome]) -> Iterator[Game]:

@@ -11,6 +11,7 @@ the wall time and the offset at which its clock goes on.
 """
 
 import asyncio
+import errno
 import fcntl
 import heapq
 import json
@@ -19,7 +20,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -30,6 +31,7 @@ import psutil
 from serving import Bucket
 
 LOCK_FILE = "run.lock"
+_PARTIAL = "run.db.partial"
 SCHEMA_VERSION = 5
 """1 lacked `telemetry` and the indexes of `matches`, 2 lacked `attempts.eval_cp`, 3
 `attempts.reasoning`, 4
@@ -97,6 +99,10 @@ class StoreError(Exception):
     """A run folder cannot be used; the message is one line that names it and the remedy."""
 
 
+class WriteError(StoreError):
+    """The run can be written no more, as on a full disk; what was committed stays."""
+
+
 class MatchRow(NamedTuple):
     """A match as it stands. `number` is its place in the schedule."""
 
@@ -160,7 +166,8 @@ class PlyRow(NamedTuple):
     offers_draw: bool | None = None
     """None in a run of a version that knew no offers."""
     judge_cp: int | None = None
-    """What the run's judge thinks of the position after it, in centipawns from the mover's side."""
+    """What the run's judge thinks of the position before it, in centipawns from the mover's
+    side."""
 
 
 class AttemptRow(NamedTuple):
@@ -334,16 +341,27 @@ class Store:
     ) -> "Store":
         """Begin a run in `folder`; StoreError if it holds one and `replace` is not set."""
         check_free(folder, replace=replace)
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"{folder}: cannot be made ({error.strerror})") from None
+        had_lock = (folder / LOCK_FILE).exists()
         lock = _lock(folder)
         try:
             cls._lay(folder, run, matches)
         except (sqlite3.Error, OSError) as error:
+            for path in folder.glob(f"{_PARTIAL}*"):
+                path.unlink(missing_ok=True)
+            if not had_lock:
+                (folder / LOCK_FILE).unlink(missing_ok=True)
             os.close(lock)
-            raise StoreError(f"{folder}: a run cannot be written there ({error})") from None
+            with suppress(OSError):  # another run is being begun beside it
+                for path in missing:
+                    path.rmdir()
+            raise StoreError(
+                f"{folder}: a run cannot be written there ({error}){remedy(error)}"
+            ) from None
         store = cls(folder, lock, RunClock())
         store._note_start()
         return store
@@ -351,9 +369,8 @@ class Store:
     @staticmethod
     def _lay(folder: Path, run: RunRow, matches: Iterable[MatchRow]) -> None:
         """Write a new database beside its place, and move it there whole."""
-        for name in ("run.db", "run.db-wal", "run.db-shm", "run.db.partial"):
-            (folder / name).unlink(missing_ok=True)
-        partial = folder / "run.db.partial"
+        partial = folder / _PARTIAL
+        partial.unlink(missing_ok=True)
         with closing(sqlite3.connect(partial, isolation_level=None)) as db:
             db.executescript(_SCHEMA + _TELEMETRY_SCHEMA)
             db.execute("BEGIN")
@@ -363,13 +380,26 @@ class Store:
             db.execute("COMMIT")
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             db.execute("PRAGMA journal_mode = WAL")
+        for name in ("run.db-wal", "run.db-shm"):  # of a run that is replaced
+            (folder / name).unlink(missing_ok=True)
         os.replace(partial, folder / "run.db")
 
     @classmethod
-    def resume(cls, folder: Path) -> "Store":
-        """Go on with the run in `folder`; StoreError if there is none or another process has it."""
+    def resume(
+        cls, folder: Path, check: Callable[["Records"], object] = lambda records: None
+    ) -> "Store":
+        """Go on with the run in `folder`; StoreError if there is none or another process has it.
+
+        `check` is shown what the run holds before anything is written; what it raises is raised,
+        and the run let go.
+        """
         check_run(folder)
         lock = _lock(folder)
+        try:
+            check(read(folder))
+        except BaseException:
+            os.close(lock)
+            raise
         with _taking_up(folder, lock) as db:
             _migrate(db)
             (last,) = db.execute(
@@ -428,7 +458,7 @@ class Store:
     def _hand_over(self, rows: Sequence[Row], waiter: asyncio.Future[None] | None) -> None:
         with self._wake:
             if self._failure is not None:
-                raise StoreError(f"{self.folder / 'run.db'}: {self._failure}") from self._failure
+                raise _lost(self.folder, self._failure) from self._failure
             if self._closing:
                 raise StoreError(f"{self.folder / 'run.db'}: is closed")
             for row in rows:
@@ -451,7 +481,7 @@ class Store:
         self._write_lock(b"")
         os.close(self._lock)
         if self._failure is not None:
-            raise StoreError(f"{self.folder / 'run.db'}: {self._failure}") from self._failure
+            raise _lost(self.folder, self._failure) from self._failure
 
     def _write(self) -> None:
         try:
@@ -485,7 +515,7 @@ class Store:
             self._failure = error
             waiters, self._waiters = self._writing + self._waiters, []
         if waiters:
-            self._loop.call_soon_threadsafe(_reject, waiters, str(error))
+            self._loop.call_soon_threadsafe(_reject, waiters, self.folder, error)
 
 
 def _resolve(waiters: Sequence[asyncio.Future[None]]) -> None:
@@ -494,10 +524,28 @@ def _resolve(waiters: Sequence[asyncio.Future[None]]) -> None:
             waiter.set_result(None)
 
 
-def _reject(waiters: Sequence[asyncio.Future[None]], reason: str) -> None:
+def _reject(waiters: Sequence[asyncio.Future[None]], folder: Path, reason: BaseException) -> None:
     for waiter in waiters:
         if not waiter.done():
-            waiter.set_exception(StoreError(f"run.db: {reason}"))
+            waiter.set_exception(_lost(folder, reason))
+
+
+def _lost(folder: Path, reason: BaseException) -> WriteError:
+    return WriteError(f"{folder / 'run.db'}: {reason}{remedy(reason)}")
+
+
+def remedy(error: BaseException) -> str:
+    """What to do about a write that failed, to be put behind its message."""
+    return "; make room on its disk" if _is_full(error) else ""
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether there was no room for what was to be written; SQLite may call that an I/O error."""
+    if isinstance(error, sqlite3.Error):
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return isinstance(error, OSError) and error.errno in full
 
 
 def _lock(folder: Path) -> int:
@@ -531,7 +579,8 @@ def _taking_up(folder: Path, lock: int) -> Iterator[sqlite3.Connection]:
             yield db
     except sqlite3.Error as error:
         os.close(lock)
-        raise StoreError(f"{folder / 'run.db'}: cannot be taken up ({error})") from None
+        kind = WriteError if _is_full(error) else StoreError
+        raise kind(f"{folder / 'run.db'}: cannot be taken up ({error}){remedy(error)}") from None
 
 
 def _migrate(db: sqlite3.Connection) -> None:
@@ -588,7 +637,7 @@ def check_free(folder: Path, *, replace: bool) -> None:
         is_foreign = (
             folder.is_dir()
             and not (folder / "run.db").exists()
-            and any(path.name not in ("run.lock", "run.db.partial") for path in folder.iterdir())
+            and any(path.name not in (LOCK_FILE, _PARTIAL) for path in folder.iterdir())
         )
     except OSError as error:
         raise StoreError(f"{folder}: cannot be read ({error.strerror})") from None
@@ -606,6 +655,8 @@ def check_run(folder: Path) -> None:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             db.execute("SELECT 1 FROM run").fetchone()
     except sqlite3.Error as error:
+        if _is_full(error):
+            raise _lost(folder, error) from None
         raise StoreError(f"{path}: is not a run's database ({error})") from None
     if not 1 <= version <= SCHEMA_VERSION:
         raise StoreError(
@@ -643,10 +694,9 @@ def read_run(folder: Path) -> RunRow:
     check_run(folder)
     try:
         with closing(open_read_only(folder / "run.db")) as db:
-            (run,) = select(db, RunRow, "id")
+            return _run_of(db)
     except (sqlite3.Error, ValueError) as error:
         raise _damaged(folder, error) from None
-    return run
 
 
 def read(folder: Path) -> Records:
@@ -655,9 +705,9 @@ def read(folder: Path) -> Records:
     try:
         with closing(open_read_only(folder / "run.db")) as db:
             db.execute("BEGIN")
-            (run,) = select(db, RunRow, "id")
+            _check_values(db)
             return Records(
-                run,
+                _run_of(db),
                 select(db, MatchRow, "number"),
                 select(db, PlyRow, "match_id, ply"),
                 select(db, AttemptRow, "match_id, ply, rowid"),
@@ -669,7 +719,31 @@ def read(folder: Path) -> Records:
         raise _damaged(folder, error) from None
 
 
+def _run_of(db: sqlite3.Connection) -> RunRow:
+    """The run's row; ValueError unless there is one, whole."""
+    runs = select(db, RunRow, "id")
+    if len(runs) != 1:
+        raise ValueError(f"it holds {len(runs)} runs and not one")
+    for name in ("config_json", "versions_json"):
+        if not isinstance(json.loads(getattr(runs[0], name)), dict):
+            raise ValueError(f"run.{name} is no object")
+    return runs[0]
+
+
+def _check_values(db: sqlite3.Connection) -> None:
+    """ValueError where a value stands for nothing."""
+    for table, name in (("matches", "winner"), ("plies", "side"), ("attempts", "side")):
+        wrong = f"SELECT {name} FROM {table} WHERE {name} NOT IN (0, 1) LIMIT 1"
+        for (value,) in db.execute(wrong):
+            raise ValueError(f"{table}.{name} is {value}")
+    # JSON of ours may hold NaN, which SQLite does not know
+    for (text,) in db.execute("SELECT detail_json FROM events WHERE NOT json_valid(detail_json)"):
+        json.loads(text)
+
+
 def _damaged(folder: Path, error: Exception) -> StoreError:
+    if _is_full(error):
+        return _lost(folder, error)
     return StoreError(
         f"{folder / 'run.db'}: is damaged ({error}); `sqlite3 run.db .recover` may save it"
     )

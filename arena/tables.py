@@ -65,6 +65,51 @@ def _tables(records: Records) -> dict[str, _Table]:
         "standings": _Table(("name", "game", "games"), figures["standings"]),
         "pairings": _Table(("game", "agent", "opponent"), figures["pairings"]),
         "engines": _Table(("name", "kind", "version"), figures["engines"]),
+        "results": _Table(("match", "pair", "game"), map(_of_result, figures["results"])),
+        "null_pairings": _Table(("game", "agent", "opponent"), figures["null_pairings"]),
+        "sprt": _Table(("game", "agent", "opponent"), figures["sprt"]),
+        "ratings": _Table(("game", "name", "group"), _ratings(figures["ratings"])),
+        "los": _Table(("game", "agent", "opponent", "los"), _likelihoods(figures["ratings"])),
+        "byes": _Table(("game", "round", "agent", "points"), figures["tournament"]["byes"]),
+        "ties": _Table(("game", "round", "tie"), map(_of_tie, figures["tournament"]["ties"])),
+    }
+
+
+def _ratings(told: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A row a player with what is said of its game's ratings; groups are numbered from 1. Where no
+    ratings were found there is one row a game, without a name."""
+    for game in told:
+        common = {key: value for key, value in game.items() if not isinstance(value, list)}
+        for name in game["names"] or [None]:
+            groups = {
+                key: next((n for n, group in enumerate(game[of], 1) if name in group), None)
+                for key, of in (("group", "groups"), ("skill_group", "skill_groups"))
+            }
+            yield {"game": game["game"], "name": name, **groups, **common}
+
+
+def _likelihoods(told: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A row for each player over each other."""
+    for game in told:
+        for one, chances in zip(game["names"], game["los"], strict=True):
+            for two, chance in zip(game["names"], chances, strict=True):
+                if one != two:
+                    yield {"game": game["game"], "agent": one, "opponent": two, "los": chance}
+
+
+def _of_result(row: Mapping[str, Any]) -> dict[str, Any]:
+    first, second = row["scores"] or (None, None)
+    told = {key: value for key, value in row.items() if key != "scores"}
+    return {**told, "score_first": first, "score_second": second}
+
+
+def _of_tie(row: Mapping[str, Any]) -> dict[str, Any]:
+    told = {key: value for key, value in row.items() if key not in ("agents", "points")}
+    sides = zip(("higher_seed", "other"), row["agents"], row["points"], strict=True)
+    return told | {
+        key: value
+        for side, name, points in sides
+        for key, value in ((side, name), (f"{side}_points", points))
     }
 
 

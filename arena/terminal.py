@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from rich import box
 from rich.cells import cell_len
@@ -26,7 +26,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from arena import plan_text, shapes_text, simulate_text
+from arena import plan_text, shapes_text, simulate_text, standings_text
 from arena.compare_text import (
     CELL_HEADINGS,
     agreement_texts,
@@ -468,7 +468,7 @@ def _result_lines(results: Sequence[Frame], width: int, limit: int) -> list[Text
         players = (
             f"{_cut(row['first'], room)} {result_mark(True, winner)} {_cut(row['second'], room)}"
         )
-        how = f"{_safe(row['termination'] or '').replace('_', ' ')}, {_number(row['plies'])} plies"
+        how = f"{_ending(row)}, {_number(row['plies'])} plies"
         lines.append(Text(f"{_cut(row['game'], 18)}  {players}  {how}"))
     return lines
 
@@ -552,29 +552,69 @@ def print_report(report: Mapping[str, Any], out: TextIO) -> None:
             f"{report['plies']} plies in {_number(report['elapsed_s'])} s",
         )
     )
-    for table in (
-        _results_table(report["results"]),
-        _standings_table(report["standings"]),
+    _print_all(console, [_results_table(report["results"])])
+    _print_standings(console, report)
+    tables: list[Table | _Wide] = [
         *_cross_tables(report["standings"], report["pairings"]),
         _forfeits_table(report["standings"]),
         _pairings_table(report["pairings"]),
         _pairings_table(report["null_pairings"], "Null pairings: one player, the noise floor"),
         _sprt_table(report["sprt"]),
-        _byes_table(report["tournament"]["byes"], report["standings"]),
         _ties_table(report["tournament"]["ties"]),
         _agents_table(report["agents"]),
         _parts_table(report["agents"]),
         *(_engine_table(engine) for engine in report["engines"]),
         _fleet_table(report),
-    ):
-        if table.row_count:
-            console.print()
-            console.print(table)
+    ]
+    _print_all(console, tables)
     if report["verdict"] is not None:
         console.print()
         for line in _verdict_report(report["verdict"]):
             console.print(line)
     out.write(page.getvalue())
+
+
+_TWO = ("game", "agent", "opponent")
+_FOLDED_AT = 18
+"""A longer name may go on in the next line, rather than figures in another part of a table."""
+
+
+class _Wide(NamedTuple):
+    """A table for `_print_table`."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right: Collection[str]
+    """Columns of numbers."""
+    names: int
+    """First columns, which each part begins with."""
+
+
+def _print_all(console: Console, tables: Iterable[Table | _Wide]) -> None:
+    """Those with rows, each after an empty line."""
+    for table in tables:
+        if isinstance(table, Table) and table.row_count:
+            console.print()
+            console.print(table)
+        elif isinstance(table, _Wide) and table.rows:
+            left = set(table.columns).difference(table.right)
+            _print_table(
+                *(console, table.title, table.columns, table.rows),
+                left=left,
+                names=table.names,
+                folded_at=_FOLDED_AT,
+            )
+
+
+def _print_standings(console: Console, report: Mapping[str, Any]) -> None:
+    """The table, and what must be known before believing it."""
+    told = standings_text.table(report)
+    right = set(told.columns).difference(("game", "agent"))
+    _print_all(console, [_Wide(*told, right, len(standings_text.NAMES))])
+    notes = standings_text.notes(report)
+    more = (*_rating_notes(report["ratings"]), *_test_notes(report["sprt"]))
+    _print_lines(console, "What to know of the standings", (*notes, *more))
 
 
 def _verdict_report(verdict: Mapping[str, Any]) -> list[Text]:
@@ -612,33 +652,22 @@ def _results_table(results: Sequence[Mapping[str, Any]]) -> Table:
             Text(_safe(row["first"])),
             Text(_safe(row["second"])),
             Text(_safe(row["winner"] or "draw")),
-            Text(_safe(row["termination"]).replace("_", " ")),
+            Text(_ending(row)),
             str(row["plies"]),
             *((_failure_of(row),) if has_failures else ()),
         )
     return table
 
 
+def _ending(row: Mapping[str, Any]) -> str:
+    """How a match ended, and whether it is not rated."""
+    how = _safe(row["termination"] or "").replace("_", " ")
+    return how if row.get("is_rated", True) else f"{how} (not rated)"
+
+
 def _failure_of(row: Mapping[str, Any]) -> Text:
     """How a result's loser failed at the protocol, its illegal move with it."""
     return Text(_cut(row["detail"], _FAILURE_CELLS) if row["fault"] else "")
-
-
-def _standings_table(standings: Sequence[Mapping[str, Any]]) -> Table:
-    numbers = ("games", "points", "Elo", "skill", "protocol")
-    title = "Standings: Elo ± 95 %, skill without forfeits, games not forfeited"
-    table = _table(title, "game", "agent", *numbers, right=numbers)
-    for row in standings:
-        table.add_row(
-            Text(_safe(row["game"])),
-            Text(_safe(row["name"])),
-            str(row["games"]),
-            f"{row['points']:g}",
-            _elo(row["elo"], row["elo_error"]),
-            _elo(row["skill_elo"], row["skill_elo_error"]),
-            "-" if row["protocol_score"] is None else f"{row['protocol_score']['value']:.0%}",
-        )
-    return table
 
 
 def _cross_tables(
@@ -681,80 +710,81 @@ def _forfeits_table(standings: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _elo(value: float | None, error: float | None) -> str:
-    return "-" if value is None else f"{round(value)} ± {error:.0f}"
-
-
-def _sprt_table(tests: Sequence[Mapping[str, Any]]) -> Table:
-    numbers = ("pairs", "LLR", "bounds", "Elo", "95 %")
-    table = _table("SPRT", "game", "agent", "opponent", *numbers, "decision", right=numbers)
+def _sprt_table(tests: Sequence[Mapping[str, Any]]) -> _Wide:
+    columns = (*_TWO, "pairs", "decision", "LLR", "bounds", "Elo", "95 %")
+    rows = []
     for row in tests:
         elo = row["elo"]
-        table.add_row(
-            Text(_safe(row["game"])),
-            Text(_safe(row["agent"])),
-            Text(_safe(row["opponent"])),
-            str(row["pairs"]),
-            f"{row['llr']:.2f}",
-            f"{row['lower']:.2f} to {row['upper']:.2f}",
-            "-" if elo is None else f"{round(elo['value']):+}",
-            "-" if elo is None else f"{round(elo['low']):+} to {round(elo['high']):+}",
-            {"accept": f"elo1 {row['elo1']:g}", "reject": f"elo0 {row['elo0']:g}"}.get(
-                row["decision"], "open"
-            ),
+        rows.append(
+            (
+                *(row["game"], row["agent"], row["opponent"]),
+                str(row["pairs"]),
+                standings_text.decision(row),
+                f"{row['llr']:.2f}",
+                f"{row['lower']:.2f} to {row['upper']:.2f}",
+                "-" if elo is None else f"{round(elo['value']):+}",
+                "-" if elo is None else f"{round(elo['low']):+} to {round(elo['high']):+}",
+            )
         )
-    return table
+    right = set(columns).difference((*_TWO, "decision"))
+    return _Wide("SPRT", columns, rows, right, len(_TWO))
 
 
-def _byes_table(byes: Sequence[Mapping[str, Any]], standings: Sequence[Mapping[str, Any]]) -> Table:
-    """A Swiss tournament's own standings, where somebody sat out and has points for it."""
-    numbers = ("points", "of byes")
-    table = _table("Points with byes", "game", "agent", *numbers, right=numbers)
-    extra: Counter[tuple[str, str]] = Counter()
-    for bye in byes:
-        extra[bye["game"], bye["agent"]] += bye["points"]
-    rows = [
-        (row["game"], row["points"] + extra[row["game"], row["name"]], row["name"])
-        for row in standings
-        if any(game == row["game"] and points for (game, _), points in extra.items())
-    ]
-    for game, points, name in sorted(rows, key=lambda row: (row[0], -row[1])):
-        table.add_row(Text(_safe(game)), Text(_safe(name)), f"{points:g}", f"{extra[game, name]:g}")
-    return table
+def _rating_notes(ratings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What a reader must know before believing the ratings."""
+    for rated in ratings:
+        if rated["failure"] is not None:
+            yield f"{rated['game']}: some or all ratings are missing: {rated['failure']}."
+        if rated["anchor_fit"] is not None and not rated["anchor_fit"]["is_credible"]:
+            yield (
+                f"{rated['game']}: the anchors do not fit the games (a chance below 0.1 %); "
+                "ratings that hang on them mean nothing."
+            )
 
 
-def _ties_table(ties: Sequence[Mapping[str, Any]]) -> Table:
+def _test_notes(tests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What unrated games did to a test."""
+    for test in tests:
+        if test["unrated_pairs"]:
+            told = (
+                f"{test['game']}: the test of {test['agent']} v {test['opponent']} leaves out "
+                f"{test['unrated_pairs']} pairs with a game that is not rated"
+            )
+            if test["run_decision"] != test["decision"]:
+                says = {"accept": "elo1", "reject": "elo0"}.get(test["run_decision"], "open")
+                told += f"; the run went by all pairs, which say {says}"
+            yield f"{told}."
+
+
+def _ties_table(ties: Sequence[Mapping[str, Any]]) -> _Wide:
+    numbers = ("round", "tie", "points")
     columns = ("game", "round", "tie", "higher seed", "other", "points", "goes on", "by")
-    table = _table("Knock-out", *columns, right=("round", "tie", "points"))
-    for tie in sorted(ties, key=lambda tie: (tie["game"], tie["round"], tie["tie"])):
-        one, two = tie["points"]
-        table.add_row(
-            Text(_safe(tie["game"])),
-            str(tie["round"]),
-            str(tie["tie"]),
-            *(Text(_safe(name)) for name in tie["agents"]),
-            f"{one:g} : {two:g}",
-            Text(_safe(tie["winner"])),
+    rows = [
+        (
+            *(tie["game"], str(tie["round"]), str(tie["tie"]), *tie["agents"]),
+            "{:g} : {:g}".format(*tie["points"]),
+            tie["winner"],
             tie["by"].replace("_", " "),
         )
-    return table
+        for tie in sorted(ties, key=lambda tie: (tie["game"], tie["round"], tie["tie"]))
+    ]
+    return _Wide("Knock-out", columns, rows, numbers, names=5)
 
 
-def _pairings_table(pairings: Sequence[Mapping[str, Any]], title: str = "Pairings") -> Table:
+def _pairings_table(pairings: Sequence[Mapping[str, Any]], title: str = "Pairings") -> _Wide:
     counts = ("wins", "draws", "losses")
     numbers = (*counts, "Elo", "95 %", "LOS")
-    table = _table(title, "game", "agent", "opponent", *numbers, right=numbers)
-    for row in pairings:
-        table.add_row(
-            Text(_safe(row["game"])),
-            Text(_safe(row["agent"])),
-            Text(_safe(row["opponent"])),
+    rows = [
+        (
+            *(row["game"], row["agent"], row["opponent"]),
             *(str(row[count]) for count in counts),
             f"{round(row['elo']['value']):+}",
             f"{round(row['elo']['low']):+} to {round(row['elo']['high']):+}",
-            f"{row['los']:.1%}",
+            standings_text.likelihood(row["los"]),
         )
-    return table
+        for row in pairings
+    ]
+    return _Wide(title, (*_TWO, *numbers), rows, numbers, len(_TWO))
 
 
 def _agents_table(agents: Sequence[Mapping[str, Any]]) -> Table:
@@ -875,6 +905,8 @@ def let_go_of_stdout() -> None:
 
 _GAP = 3
 """Between columns of a table."""
+_WIDTH = 120
+"""Where there is no terminal."""
 _SPEED = ("asked", "engine", *CELL_HEADINGS[2:8], "in time", "failures")
 _COST = ("asked", "engine", *CELL_HEADINGS[8:13])
 """Columns of a comparison: how fast, and by what."""
@@ -904,7 +936,7 @@ def _page(out: TextIO) -> tuple[io.StringIO, Console]:
     """What is to be written to `out` at once, and what prints to it as if it were `out`."""
     page = io.StringIO()  # rich would end the process where a pipe breaks
     is_terminal = out.isatty()
-    width = shutil.get_terminal_size().columns if is_terminal else 120
+    width = shutil.get_terminal_size().columns if is_terminal else _WIDTH
     return page, Console(file=page, highlight=False, width=width, force_terminal=is_terminal)
 
 
@@ -916,10 +948,15 @@ def _print_table(
     *,
     left: Collection[str] = (),
     names: int = 1,
+    folded_at: int | None = None,
 ) -> None:
     """A table after an empty line; in parts where it is wider than the console, each beginning with
-    the first `names` columns: no figure is ever cut."""
+    the first `names` columns: no figure is ever cut. Texts in columns `left` may be folded at
+    `folded_at` cells."""
     widths = [max(map(cell_len, texts)) + _GAP for texts in zip(columns, *rows, strict=True)]
+    if folded_at is not None:
+        most = folded_at + _GAP
+        widths = [min(w, most) if c in left else w for c, w in zip(columns, widths, strict=True)]
     first, parts = list(range(names)), list[list[int]]()
     for place in range(names, len(columns)):
         if not parts or sum(widths[n] for n in (*parts[-1], place)) > console.width:

@@ -16,6 +16,7 @@ from arena.config import ConfigError, RunConfig
 from arena.fault_share import FaultShare
 from arena.figures import SCHEDULE_COMPLETE
 from arena.formats import Event
+from arena.judging import Judge
 from arena.match import Match, MatchRules, Past, Player
 from arena.pace import Pacer
 from arena.preflight import agent_context, check_contexts
@@ -76,7 +77,7 @@ def new_plan(config: RunConfig) -> Plan:
     """A plan in which nothing has been played."""
     schedule = Schedule(config)
     specs = schedule.due()
-    pasts = {spec.id: Past(_row(spec)) for spec in specs}
+    pasts = {spec.id: Past(row_of(spec)) for spec in specs}
     return Plan(config, tuple(specs), pasts, schedule if config.can_grow else None)
 
 
@@ -92,14 +93,17 @@ def resumed_plan(config: RunConfig, records: Records) -> Plan:
     attempts: dict[str, list[Attempt]] = {row.id: [] for row in records.matches}
     for attempt in records.attempts:
         if attempt.ply == len(plies[attempt.match_id]):
-            attempts[attempt.match_id].append(_attempt(attempt))
+            attempts[attempt.match_id].append(attempt_of(attempt))
     evals = {(a.match_id, a.ply): a.eval_cp for a in records.attempts if a.fault is None}
     pasts = {
         row.id: Past(
             row,
             plies[row.id],
             attempts[row.id],
-            [evals.get((row.id, ply.ply)) for ply in plies[row.id]],
+            [
+                evals.get((row.id, ply.ply)) if config.adjudication.judge is None else ply.judge_cp
+                for ply in plies[row.id]
+            ],
         )
         for row in records.matches
     }
@@ -107,7 +111,7 @@ def resumed_plan(config: RunConfig, records: Records) -> Plan:
     if not config.can_grow:
         return Plan(config, tuple(specs), pasts, None)
     schedule, missing = _gone_on(config, records)
-    new_rows = tuple(map(_row, missing))
+    new_rows = tuple(map(row_of, missing))
     pasts |= {row.id: Past(row) for row in new_rows}
     specs = sorted([*specs, *missing], key=lambda spec: spec.number)
     held = frozenset((event.kind, event.detail_json) for event in records.events)
@@ -149,7 +153,8 @@ async def run(
         if engines:
             announce("computing what all prompts begin with")
         players = await _open_players(config, engines, store, stack)
-        make = _maker(plan, players, store, pacer, progress)
+        judge = await _open_judge(config, stack)
+        make = _maker(plan, players, store, pacer, progress, judge)
         supply = _Supply(plan, store, pacer, make)
         if config.faults.probe:
             await _probe(plan, players, store)
@@ -242,7 +247,7 @@ class _Supply:
         specs = [spec for spec in due if spec.id not in self._pasts]
         if not specs:
             return
-        rows = list(map(_row, specs))
+        rows = list(map(row_of, specs))
         await self._store.commit(*rows)  # before any of their moves
         for spec, row in zip(specs, rows, strict=True):
             self._pasts[spec.id] = Past(row)
@@ -283,6 +288,7 @@ def _maker(
     store: Store,
     pacer: Pacer,
     progress: Progress,
+    judge: Judge | None,
 ) -> Callable[[MatchSpec, Past], Match]:
     config = plan.config
     rules = MatchRules(
@@ -298,7 +304,7 @@ def _maker(
 
     def make(spec: MatchSpec, past: Past) -> Match:
         both = players[spec.agents[0]], players[spec.agents[1]]
-        return Match(spec, games[spec.game], both, rules, store, pacer, progress, past)
+        return Match(spec, games[spec.game], both, rules, store, pacer, progress, past, judge)
 
     return make
 
@@ -362,6 +368,19 @@ async def _open_players(
     except ConfigError as error:
         raise EnginesFailed(str(error)) from None
     return players
+
+
+async def _open_judge(config: RunConfig, stack: AsyncExitStack) -> Judge | None:
+    asked = config.adjudication.judge
+    if asked is None:
+        return None
+    judge = Judge(asked, agent_context(config))
+    stack.push_async_callback(judge.close)
+    try:
+        await judge.open()
+    except ValueError as error:
+        raise EnginesFailed(f"adjudication.judge.{error}") from None
+    return judge
 
 
 async def _probe(plan: Plan, players: Mapping[str, Player], store: Store) -> None:
@@ -472,7 +491,8 @@ def first_score(row: MatchRow) -> float:
     return 0.5 if row.winner is None else 1.0 - row.winner
 
 
-def _row(spec: MatchSpec) -> MatchRow:
+def row_of(spec: MatchSpec) -> MatchRow:
+    """A match as it stands before it is begun."""
     return MatchRow(
         id=spec.id,
         pair_id=spec.pair_id,
@@ -502,7 +522,8 @@ def _spec(row: MatchRow) -> MatchSpec:
     return MatchSpec(row.id, row.pair_id, row.game, row.ruleset, names, start, row.number)
 
 
-def _attempt(row: AttemptRow) -> Attempt:
+def attempt_of(row: AttemptRow) -> Attempt:
+    """An attempt as it was made; ValueError where its fault or finish is not known."""
     reply = None
     if row.reply_text is not None:
         usage = Usage(row.prompt_tokens, row.completion_tokens or 0, row.cached_tokens)

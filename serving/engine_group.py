@@ -4,8 +4,10 @@ import asyncio
 import os
 import re
 import shutil
+import signal
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,8 +15,16 @@ from pathlib import Path
 
 import structlog
 
-from serving.process import SCRATCH_PREFIX, TERMINATE_GRACE_S, end_group, write_record
+from serving.process import (
+    SCRATCH_PREFIX,
+    TERMINATE_GRACE_S,
+    group_members,
+    kill_group,
+    signal_group,
+    write_record,
+)
 
+_POLL_S = 0.05
 _REAP_LIMIT_S = 5.0
 _GUARD_END_S = 3.0
 _LOG_TAIL_BYTES = 64_000
@@ -94,6 +104,20 @@ class EngineGroup:
             log.warning("engine.not_ended", engine=self.files.name, pid=self.pgid)
             return False
         return True
+
+
+async def end_group(pgid: int, *, grace_s: float = TERMINATE_GRACE_S) -> None:
+    """End every process of a group: ask, wait `grace_s`, kill, and wait until none is left."""
+    if grace_s:
+        signal_group(pgid, signal.SIGTERM)
+        limit = time.monotonic() + grace_s
+        while time.monotonic() < limit and await asyncio.to_thread(_is_populated, pgid):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+    await asyncio.to_thread(kill_group, pgid)
+
+
+def _is_populated(pgid: int) -> bool:
+    return bool(group_members(pgid))
 
 
 async def spawn_group(

@@ -1,17 +1,20 @@
 """Process groups of engines: every engine leads a session of its own, and none outlives the arena.
 
-Three things see to that: `end_group` when an engine is closed or restarted, `guard_group` when the
+Three things see to that: `kill_group` when an engine is closed or restarted, `guard_group` when the
 arena's process vanishes, and a record on disk (`end_survivors`) when even the guard was killed.
+
+Run by its path (`guarded`), this file turns into a program under a guard, which need not know of
+any of this. The guard stays as long as the program, so nothing large is imported here.
 """
 
-import asyncio
 import json
 import os
 import re
 import shutil
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +29,9 @@ TRACKER_LIMIT_S = 2.0
 
 SCRATCH_PREFIX = "boardfleet-engine-"
 """Of directories for an engine's temporary files, which are removed with it."""
+
+NOT_RUN = 127
+"""Exit code where a program cannot be run, as a shell's."""
 
 _GUARD_GRACE_S = 1.0
 _KILL_LIMIT_S = 30.0
@@ -99,20 +105,6 @@ def _is_tracker(process: psutil.Process) -> bool:
         return False
 
 
-async def end_group(pgid: int, *, grace_s: float = TERMINATE_GRACE_S) -> None:
-    """End every process of a group: ask, wait `grace_s`, kill, and wait until none is left."""
-    if grace_s:
-        signal_group(pgid, signal.SIGTERM)
-        limit = time.monotonic() + grace_s
-        while time.monotonic() < limit and await asyncio.to_thread(_is_populated, pgid):  # noqa: ASYNC110
-            await asyncio.sleep(_POLL_S)
-    await asyncio.to_thread(kill_group, pgid)
-
-
-def _is_populated(pgid: int) -> bool:
-    return bool(group_members(pgid))
-
-
 def kill_group(pgid: int) -> None:
     """Kill every process of a group and block until none is left.
 
@@ -155,6 +147,31 @@ def guard_group(lifeline: int, scratch: str | None = None) -> None:
     if scratch is not None:
         shutil.rmtree(scratch, ignore_errors=True)
     os._exit(0)
+
+
+def guarded(lifeline: int, command: Sequence[str]) -> tuple[str, ...]:
+    """The command line that becomes `command`, its program by an absolute path, under a guard.
+
+    Start it as the leader of a session, with the descriptor `lifeline` and no others to keep: any
+    other is closed, for uvloop leaks copies of a child's pipes into it, and an end that is held
+    twice is never seen to close.
+    """
+    return (sys.executable, "-P", __file__, str(lifeline), "--", *command)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Does not return where the program can be run."""
+    lifeline, _, program, *rest = arguments
+    for number in map(int, os.listdir("/dev/fd")):
+        if number > 2 and number != int(lifeline):
+            with suppress(OSError):  # the listing's own is closed already
+                os.close(number)
+    guard_group(int(lifeline), os.environ.get("TMPDIR"))
+    try:
+        os.execv(program, [program, *rest])
+    except OSError as error:
+        sys.stderr.write(f"{program} cannot be run: {error.strerror}\n")
+        return NOT_RUN
 
 
 def write_record(file: Path, pid: int, scratch: Path) -> None:
@@ -225,3 +242,7 @@ def last_error(output: str) -> str:
         if found and not any(words in line for words in _UNINFORMATIVE):
             return found[1][:400]
     return lines[-1][:400] if lines else "it wrote nothing"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -4,10 +4,10 @@ Nothing here speaks HTTP, and which servers there are is not known here either.
 """
 
 import asyncio
+import os
 import re
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ import structlog
 from serving.config import EngineConfigError
 from serving.engine import EngineDead
 from serving.engine_group import EngineFiles, EngineGroup, log_tail, spawn_group
-from serving.process import last_error
+from serving.process import guarded, last_error
 
 SERVER_GRACE_S = 2.0
 """Between SIGTERM and SIGKILL. llama-server with a stream in flight would take 30 s to end."""
@@ -128,15 +128,7 @@ async def start_server(start: ServerStart) -> ServerProcess:
     try:
         group = await spawn_group(
             files,
-            lambda lifeline: (
-                sys.executable,
-                "-m",
-                "serving.server_child",
-                str(lifeline),
-                "--",
-                program,
-                *start.argv[1:],
-            ),
+            lambda lifeline: guarded(lifeline, (program, *start.argv[1:])),
             start.env,
         )
     except OSError as error:
@@ -182,7 +174,8 @@ def find_program(program: str, remedy: str) -> str:
 
     Raises EngineConfigError with the `remedy`.
     """
-    found = shutil.which(str(Path(program).expanduser()))
+    # Path would take the "./" away that keeps PATH out
+    found = shutil.which(os.path.expanduser(program))
     if found is None:
         raise EngineConfigError(f"{program}: {no_program(program)}: {remedy}")
     return str(Path(found).absolute())

@@ -32,7 +32,7 @@ HOMES = {
     "gguf": ("serving/models.py", "serving/model_files.py"),
     "huggingface_hub": ("serving/models.py", "serving/model_files.py"),
     "jinja2": ("serving/template.py",),
-    "numpy": ("arena/pairwise.py", "arena/sprt.py", *FIELD),
+    "numpy": ("arena/pairwise.py", "arena/sprt.py", "arena/swiss.py", *FIELD),
     "opentelemetry": ("arena/tracing.py",),
     "prometheus_client": ("arena/metrics.py", "serving/vllm_host.py"),
     "rich": ("arena/terminal.py",),

@@ -78,6 +78,7 @@ class LiveExhibit:
         self._agents: set[tuple[str, str]] = set()
         self._matches: set[str] = set()
         self._num_results = 0
+        self._can_grow = self._figures.can_grow
         self._buckets_at: dict[str, float] = {}
 
     def look(self, now: float, agents: Sequence[tuple[str, str]]) -> None:
@@ -136,6 +137,9 @@ class LiveExhibit:
         if len(self._figures.finished) != self._num_results:
             self._num_results = len(self._figures.finished)
             delta["results"] = overview.results()
+        if self._figures.can_grow != self._can_grow:
+            self._can_grow = self._figures.can_grow
+            delta["run"] = overview.run()
         return delta
 
     def _new_buckets(self) -> dict[str, list[dict[str, Any]]]:
@@ -229,7 +233,8 @@ class LiveExhibit:
         """Matches that ended, as `browse` has them."""
         figures = self._figures
         ended = [figures.matches[row.id] for row in figures.finished]
-        return await asyncio.to_thread(browse, ended, wish, offset, limit)
+        unrated = self._overview.unrated
+        return await asyncio.to_thread(browse, ended, unrated, wish, offset, limit)
 
     async def standings(self, known: int | None) -> bytes | None:
         """Tables of the matches that ended, as JSON; None to one who knows those of as many."""

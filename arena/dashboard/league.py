@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from arena.contest_report import contest, sprt
 from arena.dashboard.server import encode
 from arena.figures import Figures
-from arena.report import Asked, Ended, asked_of, ended_matches, result, rows_of, tables
+from arena.report import Asked, Ended, asked_of, ended_matches, result, rows_of, tables, unrated_of
 from arena.store import MatchRow
 
 LEAST_S = 5.0
@@ -34,7 +34,9 @@ class Moment(NamedTuple):
         unrated = [figures.matches[match.row.id] for match in ended if not match.is_rated]
         return cls(
             ended=ended,
-            unrated=[{**result(match), "number": match.row.number} for match in unrated],
+            unrated=[
+                {**result(match, is_rated=False), "number": match.row.number} for match in unrated
+            ],
             asked=asked_of(figures),
             config=figures.config,
             rows=rows_of(figures),
@@ -46,8 +48,8 @@ class Moment(NamedTuple):
         Slow: see `report.tables`."""
         told: dict[str, Any] = _rounded(
             {
-                **tables(self.ended, self.asked),
-                "sprt": sprt(self.config, self.rows, self.asked.null_names),
+                **tables(self.ended, self.asked, self.contest),
+                "sprt": sprt(self.config, self.rows, self.asked.null_names, unrated_of(self.ended)),
                 "tournament": self.contest,
                 "unrated": self.unrated,
             }

@@ -3,15 +3,18 @@
 import asyncio
 import itertools
 import os
+import re
+import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import uvloop
 from pydantic import ValidationError
 
 from agents import (
@@ -27,11 +30,27 @@ from agents import (
     check_agent,
     parse_agent_config,
 )
-from agents.uci import MATE_CP, UciCrashed, UciIdentity, UciLate, UciProcess, identify
+from agents.uci import (
+    MATE_CP,
+    TEXT_LIMIT,
+    UciCrashed,
+    UciIdentity,
+    UciLate,
+    UciProcess,
+    find_program,
+    identify,
+)
 from agents.uci_agent import from_uci, rules_of, to_uci
 from games import Position, Start, load_game
+from serving.process import __file__ as guard_file
 
 FAKE = Path(__file__).with_name("fake_uci.py")
+
+Runner = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+"""The arena runs on uvloop, `identify` on asyncio's own: they start processes differently."""
 
 
 def config(behaviour: str, *moves: str, **values: Any) -> UciConfig:
@@ -93,9 +112,10 @@ async def choose(behaviour: str, *moves: str, **values: Any) -> Decision:
         return await agent.choose(turn(position("chess", "standard", "e2e4")))
 
 
+@LOOPS
 @pytest.mark.parametrize("behaviour", ["plain", "crlf", "flood", "fairy"])
-async def test_a_legal_move_is_played_with_its_score(behaviour: str) -> None:
-    decision = await choose(behaviour, "e7e5")
+def test_a_legal_move_is_played_with_its_score(run: Runner, behaviour: str) -> None:
+    decision = run(choose(behaviour, "e7e5"))
     (attempt,) = decision.attempts
     assert (decision.move, decision.fault) == ("e7e5", None)
     assert attempt.eval_cp == -31
@@ -125,33 +145,124 @@ async def test_an_illegal_move_is_its_own_and_stands_in_the_record(move: str, to
 
 
 async def test_no_move_at_all_is_illegal() -> None:
-    decision = await choose("plain")  # "bestmove ponder a7a6"
+    decision = await choose("bare")
     assert decision.fault is Fault.ENGINE_ILLEGAL
+    assert decision.attempts[0].detail == 'its "bestmove" named no move'
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "told"),
-    [("crash", "signal 9"), ("exit", "code 3"), ("long_line", "a line of over")],
+    ("game", "move", "told"),
+    [
+        ("chess", "E7E5", "it answered 'E7E5': UCI writes e7e5"),
+        ("chess", "Nf6", "it answered 'Nf6': UCI writes g8f6"),
+        ("chess", "a8a8", "a piece must leave its square"),
+        ("janggi", "a1a9", "it answered 'a1a9': illegal move 'a1a9'"),
+    ],
 )
-async def test_a_crash_is_its_own_and_the_next_game_has_a_new_process(
-    behaviour: str, told: str
+async def test_an_illegal_move_says_why(game: str, move: str, told: str) -> None:
+    ruleset = "standard" if game == "chess" else "janggi"
+    first = ("e2e4",) if game == "chess" else ()
+    async with playing("fairy", move) as agent:
+        decision = await agent.choose(turn(position(game, ruleset, *first), game))
+    assert decision.fault is Fault.ENGINE_ILLEGAL
+    assert told in decision.attempts[0].detail
+
+
+async def test_what_an_engine_writes_is_stored_in_bounds() -> None:
+    decision = await choose("huge_move")
+    (attempt,) = decision.attempts
+    assert decision.fault is Fault.ENGINE_ILLEGAL
+    assert attempt.reply is not None
+    assert attempt.reply.text == "e" * TEXT_LIMIT
+    assert len(attempt.detail) < 1000
+    decision = await choose("huge_numbers", "e7e5")
+    assert decision.attempts[0].eval_cp is None
+    assert len(decision.attempts[0].detail) < 100
+
+
+async def test_of_several_lines_the_score_is_the_best_ones() -> None:
+    decision = await choose("multipv", "e7e5")
+    (attempt,) = decision.attempts
+    assert (attempt.eval_cp, attempt.detail) == (12, "depth 8 nodes 60")
+
+
+async def test_a_crash_tells_the_last_that_the_engine_wrote() -> None:
+    decision = await choose("complain")
+    assert decision.fault is Fault.ENGINE_CRASH
+    detail = decision.attempts[0].detail
+    assert detail.endswith("| loading net | no such net: a.nnue")
+    assert len(detail) < 400
+
+
+async def test_getting_ready_is_not_charged_and_has_a_limit_of_its_own() -> None:
+    async with playing("slow_ready", "e7e5") as agent:
+        asked = turn(position("chess", "standard", "e2e4"), clock_left_s=0.4)
+        decision = await agent.choose(asked)
+        (attempt,) = decision.attempts
+        assert (decision.move, decision.fault) == ("e7e5", None)
+        assert attempt.reply is not None
+        times = attempt.reply.timings
+        assert times.done - times.admitted < 0.4
+        assert times.admitted - times.submitted > 0.4
+    async with playing("never_ready", "e7e5", start_seconds=1.0) as agent:
+        decision = await agent.choose(asked)
+        assert decision.fault is Fault.ENGINE_CRASH
+        assert 'did not answer "isready" within 1 s' in decision.attempts[0].detail
+
+
+@LOOPS
+@pytest.mark.parametrize(
+    ("behaviour", "told"),
+    [
+        ("crash", "signal 9"),
+        ("exit", "code 3"),
+        ("long_line", "a line of over"),
+        ("close_output", "it closed its output"),
+    ],
+)
+def test_a_crash_is_its_own_and_the_next_game_has_a_new_process(
+    run: Runner, behaviour: str, told: str
 ) -> None:
-    async with playing(behaviour, "e7e5") as agent:
-        for _ in range(2):
-            decision = await agent.choose(turn(position("chess", "standard", "e2e4")))
-            assert (decision.move, decision.fault) == (None, Fault.ENGINE_CRASH)
-            assert told in decision.attempts[0].detail
+    async def play_twice() -> list[Decision]:
+        asked = turn(position("chess", "standard", "e2e4"))
+        async with playing(behaviour, "e7e5") as agent:
+            return [await agent.choose(asked) for _ in range(2)]
+
+    for decision in run(play_twice()):
+        assert (decision.move, decision.fault) == (None, Fault.ENGINE_CRASH)
+        assert told in decision.attempts[0].detail
 
 
+@LOOPS
 @pytest.mark.parametrize("clock_left_s", [None, 0.3])
-async def test_silence_is_a_flag_that_fell(clock_left_s: float | None) -> None:
+def test_silence_is_a_flag_that_fell(run: Runner, clock_left_s: float | None) -> None:
     limit_s = 0.3 if clock_left_s is None else 20.0
-    async with playing("hang", limit_s=limit_s) as agent:
-        asked = time.monotonic()
-        decision = await agent.choose(turn(position(), clock_left_s=clock_left_s))
-        assert decision.fault is Fault.FLAG_FALL
-        assert "no move within 0.3 s" in decision.attempts[0].detail
-        assert time.monotonic() - asked < 10
+
+    async def play() -> tuple[Decision, float]:
+        async with playing("hang", limit_s=limit_s) as agent:
+            asked = time.monotonic()
+            decision = await agent.choose(turn(position(), clock_left_s=clock_left_s))
+            return decision, time.monotonic() - asked
+
+    decision, took_s = run(play())
+    assert decision.fault is Fault.FLAG_FALL
+    assert "no move within 0.3 s" in decision.attempts[0].detail
+    assert took_s < 10
+
+
+@LOOPS
+def test_a_process_that_left_the_group_keeps_nobody_waiting(
+    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds its engine's output for ten minutes."""
+    log = tmp_path / "log"
+    monkeypatch.setenv("FAKE_UCI_LOG", str(log))
+    try:
+        assert run(choose("child_apart", "e7e5")).move == "e7e5"
+    finally:
+        children = re.findall(r"^child (\d+)$", log.read_text(), re.MULTILINE)
+        assert len(children) == 1
+        os.kill(int(children[0]), signal.SIGKILL)
 
 
 async def test_a_cancelled_search_ends_its_process() -> None:
@@ -248,7 +359,8 @@ async def test_the_engine_goes_with_the_arena(tmp_path: Path) -> None:
         "async def main():\n"
         f"    one = await UciProcess.start({[sys.executable, str(FAKE), 'hang']!r}, {{}})\n"
         "    print('ready', flush=True)\n"
-        "    await one.search({}, 'x', (), 'go nodes 1', 600)\n"
+        "    await one.prepare({}, 'x', ())\n"
+        "    await one.search('go nodes 1', 600)\n"
         "asyncio.run(main())\n"
     )
     arena = await asyncio.create_subprocess_exec(
@@ -282,6 +394,29 @@ def test_an_engine_says_what_it_is() -> None:
         rules_of("chess", "chess960", identity)
 
 
+@pytest.mark.parametrize("behaviour", ["child", "stubborn"])
+def test_an_engine_that_is_only_asked_who_it_is_leaves_nothing(behaviour: str) -> None:
+    """A child that keeps its output was waited for, and so was an engine that does not quit."""
+    assert identify([sys.executable, str(FAKE), behaviour], 20).name == "Fake 1"
+
+
+def test_a_greeting_without_end_is_no_engine_s() -> None:
+    with pytest.raises(UciCrashed, match="over 1,048,576 bytes of something else"):
+        identify([sys.executable, str(FAKE), "endless"])
+
+
+async def test_a_guard_is_light() -> None:
+    """It was all of `serving`, with aiohttp: 41 MiB and a second for each process."""
+    async with playing("plain"):
+        (guard,) = (
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if {str(FAKE), guard_file} <= set(process.info["cmdline"] or [])
+        )
+        used = guard.memory_full_info().uss
+    assert used < 20 << 20
+
+
 def test_stockfish_is_told_by_its_own_option_of_chess960() -> None:
     identity = UciIdentity.read(
         ["id name SF", "option name UCI_Chess960 type check default false", "noise"]
@@ -313,6 +448,35 @@ def test_a_game_that_the_engine_does_not_play_is_refused_with_the_remedy() -> No
     check_agent(config("fairy"), [("chess", "standard"), ("janggi", "janggi")])
 
 
+def test_a_program_with_a_slash_is_a_file_beside_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`./engine` was looked for on PATH."""
+    here, on_path = tmp_path / "here", tmp_path / "on_path"
+    for folder in (here, on_path):
+        folder.mkdir()
+        (folder / "engine").write_text("#!/bin/sh\n")
+        (folder / "engine").chmod(0o755)
+    monkeypatch.setenv("PATH", str(on_path))
+    monkeypatch.setenv("HOME", str(here))
+    monkeypatch.chdir(here)
+    assert find_program("engine") == str(on_path / "engine")
+    assert find_program("./engine") == find_program("~/engine") == str(here / "engine")
+    (here / "engine").unlink()
+    assert find_program("./engine") is None
+    for command, found in (
+        ("engine", "engine"),
+        ("./engine", f"{on_path}/engine"),
+        ("../on_path/engine", f"{on_path}/../on_path/engine"),
+        ("~/engine", f"{here}/engine"),
+        (["./engine", "./net"], (f"{on_path}/engine", "./net")),
+    ):
+        table = {"kind": "uci", "name": "x", "command": command}
+        anchored = parse_agent_config(table).anchored(on_path)
+        assert isinstance(anchored, UciConfig)
+        assert anchored.command == found
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [
@@ -329,12 +493,11 @@ def test_what_is_no_engine_is_refused(command: list[str], told: str) -> None:
     assert told in str(seen.value)
 
 
-async def test_a_start_without_uciok_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_without_uciok_is_given_up() -> None:
     with pytest.raises(UciCrashed, match="code 9"):
         await UciProcess.start([sys.executable, str(FAKE), "crash_at_start"], {})
-    monkeypatch.setattr("agents.uci.START_LIMIT_S", 1.0)
-    with pytest.raises(UciLate, match="not ready within"):
-        await UciProcess.start([sys.executable, str(FAKE), "no_uciok"], {})
+    with pytest.raises(UciLate, match=r'did not answer "uci" with "uciok" within 1 s'):
+        await UciProcess.start([sys.executable, str(FAKE), "no_uciok"], {}, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -349,6 +512,7 @@ async def test_a_start_without_uciok_is_given_up(monkeypatch: pytest.MonkeyPatch
         ({"options": {"A\nquit": 3}}, "cannot be told"),
         ({"threads": 0}, "greater than or equal to 1"),
         ({"games": []}, "at least 1"),
+        ({"start_seconds": 0}, "greater than 0"),
     ],
 )
 def test_a_wrong_table_is_refused(values: dict[str, Any], told: str) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents import Attempt, Fault
-from arena.clock import ClockRules, fell, spent_seconds
+from arena.clock import ClockRules, could_fall, could_leave, fell, spent_seconds
 from arena.config import ConfigError, parse
 from serving import Finish, Reply, Timings, Usage
 
@@ -61,6 +61,15 @@ def test_byoyomi(left_s: float, spent_s: float, after_s: float | None) -> None:
     assert ClockRules("byoyomi", 60.0, 0.0, 10.0, 3).after(left_s, spent_s) == after_s
 
 
+@pytest.mark.parametrize(
+    ("left_s", "spent_s", "after_s"),
+    [(0.8, 0.8, 0.1), (0.1 + 0.2, 0.1 + 0.2, 0.1), (0.8, 0.6, 0.3)],
+)
+def test_no_period_is_lost_to_rounding(left_s: float, spent_s: float, after_s: float) -> None:
+    after = ClockRules("byoyomi", 0.5, 0.0, 0.1, 3).after(left_s, spent_s)
+    assert after == pytest.approx(after_s)
+
+
 @given(RULES, st.lists(SECONDS, max_size=30))
 def test_a_clock_is_never_below_nothing_and_never_grows_but_by_increments(
     rules: ClockRules, spent: list[float]
@@ -103,6 +112,33 @@ def test_a_ply_is_charged_its_own_tries_as_the_engine_reports_them() -> None:
     assert spent_seconds([Attempt(0, None, Fault.OVERLOADED), attempt()], 99.0) == 1.5
     assert spent_seconds([], 0.25) == 0.25
     assert spent_seconds([Attempt(0, None, Fault.TRANSPORT)], 0.25) == 0.25
+    own = [Attempt(0, None, Fault.ILLEGAL), Attempt(1, None, None)]  # without replies
+    assert spent_seconds(own, 0.25) == 0.25
+
+
+def of_seconds(spent_s: float) -> Attempt:
+    """A try that an engine's clock counts so, as a store gives it back."""
+    times = Timings(1e6 + 0.1, 1e6 + 0.2, None, 1e6 + 0.2 + spent_s, None, None, None)
+    return Attempt(0, Reply("e2e4", Finish.STOP, Usage(5, 5, 0), times), None)
+
+
+@given(RULES, st.lists(SECONDS, max_size=30))
+def test_what_tries_left_is_what_they_could_leave_and_more_or_less_is_not(
+    rules: ClockRules, spent: list[float]
+) -> None:
+    left = rules.start_s
+    for seconds in spent:
+        after = rules.after(left, seconds)
+        if after is None:
+            assert could_fall(left, [of_seconds(seconds)])
+            return
+        assert could_leave(rules, left, [of_seconds(seconds)], after)
+        assert could_leave(rules, left, [], after)
+        assert not could_leave(rules, left, [of_seconds(seconds)], after + 0.01)
+        assert not could_leave(rules, left, [of_seconds(seconds)], after - 0.01)
+        assert not could_leave(rules, left, [], -0.01)
+        assert not could_leave(rules, left, [], left + max(rules.base_s, rules.increment_s) + 0.01)
+        left = after
 
 
 def test_a_fallen_flag_says_why() -> None:

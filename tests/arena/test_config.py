@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from arena.config import ConfigError, load, openings_of, parse, reference
+from arena.preflight import check
 from arena.schedule import matches
 
 ROOT = Path(__file__).parents[2]
@@ -198,6 +199,23 @@ def test_a_file_that_is_no_config(tmp_path: Path, content: bytes | None, said: s
     assert str(path) in str(caught.value)
 
 
+def test_an_engine_s_file_is_found_from_the_config_on(tmp_path: Path) -> None:
+    fish = {"kind": "uci", "name": "fish", "command": "./fish"}
+    players = [{"kind": "random", "name": "dice"}, fish]
+    judged = {"judge": {"command": ["bin/fish", "net"]}}
+    stored = parse(data(agents=players, engines={}, adjudication=judged), tmp_path).to_data()
+    assert stored["agents"][1]["command"] == f"{tmp_path}/fish"
+    assert list(stored["adjudication"]["judge"]["command"]) == [f"{tmp_path}/bin/fish", "net"]
+    assert parse(stored, tmp_path / "elsewhere").to_data() == stored
+
+
+def test_tables_that_the_machine_cannot_hold_are_refused() -> None:
+    fish = {"kind": "uci", "name": "fish", "command": "stockfish", "hash_mib": 65_536}
+    players = [{"kind": "random", "name": "dice"}, {**fish, "processes": 256}]
+    with pytest.raises(ConfigError, match=r"agents\[1\]\.hash_mib: .* come to 16,777,216 MiB"):
+        check(parse(data(agents=players, engines={})))
+
+
 def test_prompt_files_are_inlined(tmp_path: Path) -> None:
     (tmp_path / "rules.txt").write_text("Rules ♞")
     config = parse(data(prompts={"chess": {"file": "rules.txt"}}), tmp_path)
@@ -219,7 +237,15 @@ def test_overrides_reach_any_key(name: str) -> None:
     assert config.seed == 5
 
 
-@pytest.mark.parametrize("override", ["pairs", "=3", "name.deeper=1"])
+def test_agents_are_set_by_name() -> None:
+    path = ROOT / "configs" / "quickstart.toml"
+    name = load(path).agents[1].name
+    assert load(path, [f"agents.{name}.persona=Bold."]).agents[1].model_dump()["persona"] == "Bold."
+    with pytest.raises(ConfigError, match=f'or a name: .*"{name}"'):
+        load(path, ["agents.nobody.persona=Bold."])
+
+
+@pytest.mark.parametrize("override", ["pairs", "=3", "name.deeper=1", "agents.9.name=x"])
 def test_a_bad_override_is_named(override: str) -> None:
     with pytest.raises(ConfigError, match="--set"):
         load(ROOT / "configs" / "quickstart.toml", [override])

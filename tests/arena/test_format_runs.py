@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from arena import cli, report
+from arena import cli, replay, report
 from arena.config import load
 from arena.figures import Figures
 from arena.follow import Follower
@@ -117,6 +117,7 @@ def test_a_killed_and_resumed_run_is_the_undisturbed_one(format_: str, tmp_path:
     whole = read(tmp_path / "whole")
     most = load(config).most_matches
     assert {row.state for row in whole.matches} == {"finished"}
+    assert replay.build(whole)["differences"] == []
     assert len(whole.matches) <= most
 
     killed_in_the_middle(config, tmp_path / "cut", least=5)
@@ -124,12 +125,25 @@ def test_a_killed_and_resumed_run_is_the_undisturbed_one(format_: str, tmp_path:
     assert any(row.state != "finished" for row in cut.matches)
     assert arena("resume", tmp_path / "cut", "--view", "none") == 0
     resumed = read(tmp_path / "cut")
+    assert replay.build(resumed)["differences"] == []
     assert outcomes(resumed) == outcomes(whole)
     assert moves(resumed) == moves(whole)
     assert tables(resumed) == tables(whole)
     assert tables(whole)["can_grow"] is False
     told = [(e.kind, e.detail_json) for e in resumed.events if e.kind in ("bye", "tie_decided")]
     assert len(told) == len(set(told))
+
+
+def test_a_test_that_goes_on_at_fewer_tables_is_replayed_as_it_was(tmp_path: Path) -> None:
+    """How many pairs are ahead of the decision follows from the tables at that time."""
+    config, folder = written(tmp_path, "sprt"), tmp_path / "run"
+    config.write_text(config.read_text().replace("parallel_matches = 3", "parallel_matches = 12"))
+    killed_in_the_middle(config, folder, least=1)
+    fewer = ("--set", "tournament.parallel_matches=1")
+    assert arena("resume", folder, "--view", "none", *fewer) == 0
+    held = read(folder)
+    assert any(event.kind == "config_changed" for event in held.events)
+    assert replay.build(held)["differences"] == []
 
 
 def test_a_run_that_grows_is_followed_by_whoever_watches_it(tmp_path: Path) -> None:

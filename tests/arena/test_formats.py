@@ -2,22 +2,25 @@
 
 import math
 import random
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arena import swiss
-from arena.config import MOST_NELO, ConfigError, RunConfig, parse
+from arena import formats, swiss
+from arena.config import ConfigError, RunConfig, parse
 from arena.early_stop import EarlyStop
 from arena.formats import Knockout, Ladder, Swiss
 from arena.pairwise import pair_counts
 from arena.schedule import MatchSpec, Schedule
-from arena.sprt import Sprt
+from arena.sprt import FURTHEST_NELO, Sprt
 
 FORMATS = ("round_robin", "gauntlet", "swiss", "knockout", "sprt", "ladder", "stopped")
 """The last: a round robin with a test."""
@@ -170,6 +173,49 @@ def halves() -> list[set[frozenset[str]]]:
     return [{frozenset(("p4", "p6")), frozenset(("p5", "p7"))}]
 
 
+def swiss_rounds(players: int, rounds: int, seed: int) -> Iterator[tuple[Any, ...]]:
+    """What `swiss.pairings` is asked in each round of a tournament in which the better win more."""
+    dice = random.Random(seed)
+    points = {f"p{n}": 0.0 for n in range(players)}
+    met: Counter[frozenset[str]] = Counter()
+    for _ in range(rounds):
+        ranked = sorted(points, key=lambda name: (-points[name], int(name[1:])))
+        yield ranked, points, met
+        for one, two in swiss.pairings(ranked, points, met):
+            met[frozenset((one, two))] += 1
+            lead = dice.choice((0.0, 0.5, 1.0, 1.5, 2.0) if ranked.index(one) % 2 else (1.5, 2.0))
+            points[one] += lead
+            points[two] += 2 - lead
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_likeliest_opponents_are_enough_for_the_least_weight(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ranked, points, met in swiss_rounds(22, 8, seed):
+        places = {name: at for at, name in enumerate(ranked)}
+        costs = swiss._costs(np.array([points[name] for name in ranked]))
+        found = swiss.pairings(ranked, points, met)
+        with monkeypatch.context() as patch:
+            patch.setattr(swiss, "LIKELIEST", len(ranked))
+            whole = swiss.pairings(ranked, points, met)
+        near, far = (
+            sum(int(costs[places[one], places[two]]) for one, two in pairs)
+            for pairs in (found, whole)
+        )
+        assert near == far
+
+
+def test_a_round_of_a_large_field_is_paired_in_a_few_seconds() -> None:
+    """It took minutes: all 125,000 pairings were weighed."""
+    for ranked, points, met in swiss_rounds(500, 5, 1):
+        began = time.process_time()
+        found = swiss.pairings(ranked, points, met)
+        assert time.process_time() - began < 10
+        assert len({name for two in found for name in two}) == 500
+        assert not any(met[frozenset(two)] for two in found)
+
+
 def test_a_bye_goes_to_the_last_who_had_fewest() -> None:
     assert swiss.bye_of(["a", "b"], []) is None
     assert swiss.bye_of(["a", "b", "c"], []) == "c"
@@ -232,7 +278,7 @@ MODELS = st.sampled_from(("logistic", "normalized", "bayes_elo"))
 def test_an_early_stop_is_the_test_s_own_on_the_same_sequence(
     model: Any, scores: list[float], rng: random.Random
 ) -> None:
-    test = Sprt(0, MOST_NELO, 0.3, 0.3, model)
+    test = Sprt(0, FURTHEST_NELO, 0.3, 0.3, model)
     pairs = list(zip(scores[::2], scores[1::2], strict=False))
     stopped_at, llr = len(pairs), 0.0
     for number in range(1, len(pairs) + 1):
@@ -256,7 +302,7 @@ def test_an_early_stop_is_the_test_s_own_on_the_same_sequence(
 def test_the_widest_normalized_test_has_an_answer_to_all_counts(
     bins: list[int], is_swapped: bool
 ) -> None:
-    low, high = (-MOST_NELO, MOST_NELO) if is_swapped else (0, MOST_NELO)
+    low, high = (-FURTHEST_NELO, FURTHEST_NELO) if is_swapped else (0, FURTHEST_NELO)
     llr = Sprt(low, high, model="normalized").llr(bins)
     assert math.isfinite(llr)
     assert (Sprt(-high, -low, model="normalized").llr(bins[::-1])) == pytest.approx(-llr, abs=1e-6)
@@ -286,7 +332,7 @@ def test_openings_follow_the_book_s_order_from_where_they_begin() -> None:
     def names(**openings: Any) -> list[str]:
         table = config("sprt", 2).to_data() | {"openings": openings}
         table["tournament"]["games"] = ["chess"]
-        specs = Schedule(parse({**table, "sprt": {**TEST, "elo1": 4000}})).due()
+        specs = Schedule(parse({**table, "sprt": {**TEST, "elo1": 2000}})).due()
         return [spec.start.name for spec in specs[::2]]
 
     book = names(order="book")
@@ -303,12 +349,23 @@ def test_openings_follow_the_book_s_order_from_where_they_begin() -> None:
     [
         ("swiss", {"challengers": ["a0"]}, r"tournament\.challengers: does nothing with .*swiss"),
         ("gauntlet", {"challengers": ["x"]}, r'tournament\.challengers: no agent is named "x"'),
+        ("gauntlet", {"challengers": ["a0", "a0"]}, r'challengers: "a0" is named twice'),
         ("gauntlet", {"challengers": ["a0", "a1", "a2"]}, r"tournament\.challengers: at chess 3"),
         ("knockout", {"rounds": 3}, r"tournament\.rounds: does nothing"),
         ("round_robin", {"null_pairing": "x"}, r"tournament\.null_pairing: no agent"),
         ("round_robin", {"anchors": {"x": 1}}, r"tournament\.anchors: no agent"),
         ("sprt", {}, r'agents: format = "sprt" is between two, not 3'),
         ("stopped", {"pairs": 3}, r"tournament\.pairs: does nothing with \[sprt\]"),
+        ("stopped", {"pairs": 1}, r"tournament\.pairs: does nothing with \[sprt\]"),
+        ("round_robin", {"anchors": {"a0": True}}, r"tournament\.anchors\.a0: is True"),
+        ("round_robin", {"anchors": {"a0": "5"}}, r"tournament\.anchors\.a0: is '5'"),
+        (
+            "round_robin",
+            {"anchors": {"a0": -1e300}},
+            r"tournament\.anchors\.a0: .* or equal to -4000",
+        ),
+        ("round_robin", {"anchors": {"a0": 4001}}, r"tournament\.anchors\.a0: .* or equal to 4000"),
+        ("round_robin", {"null_pairing": 1}, r"tournament\.null_pairing: is 1; write true"),
     ],
 )
 def test_what_a_format_cannot_use_is_one_line_with_the_key(
@@ -324,19 +381,72 @@ def test_what_a_format_cannot_use_is_one_line_with_the_key(
         ({"tournament": {"format": "sprt"}}, r"^sprt: is missing"),
         ({"tournament": {"format": "ladder"}}, r"tournament\.anchors: at chess 0 of 2"),
         ({"tournament": {"format": "swiss"}, "sprt": TEST}, r"^sprt: does nothing"),
-        ({"sprt": {**TEST, "elo1": -1}}, r"sprt\.elo1: must be above elo0, which is 0"),
+        ({"sprt": {**TEST, "elo1": -1}}, r"sprt\.elo1: must be 0.01 or more above elo0"),
         (
             {"sprt": {**TEST, "model": "normalized"}},
             r"sprt\.elo1: normalized Elo lies within ±200",
         ),
         ({"sprt": {**TEST, "alpha": 0.9}}, r"sprt\.beta: alpha and beta must add up"),
+        ({"sprt": {**TEST, "elo0": -1e5}}, r"sprt\.elo0: logistic Elo lies within ±2000"),
+        ({"sprt": {**TEST, "elo1": 2001, "model": "bayeselo"}}, r"sprt\.elo1: bayeselo Elo lies"),
+        ({"sprt": {**TEST, "elo1": True}}, r"sprt\.elo1: is True"),
+        ({"sprt": {**TEST, "alpha": 1e-300}}, r"sprt\.alpha: is 1e-300"),
         ({"openings": {"plies": 4}}, r"openings\.plies: cuts the games of a PGN book"),
+        ({"openings": {"book": ""}}, r"openings\.book: is ''"),
+        ({"openings": {"janggi_setups": "all"}}, r"openings\.janggi_setups: does nothing at chess"),
+        ({"openings": {"seed": 3, "order": "book"}}, r'openings\.seed: .* order = "book"'),
+        (
+            {"adjudication": {"draw_moves": 3}},
+            r"adjudication\.draw_moves: .* without draw_score_cp",
+        ),
+        ({"adjudication": {"draw_from_ply": 9}}, r"adjudication\.draw_from_ply: does nothing"),
+        ({"adjudication": {"resign_moves": 3}}, r"adjudication\.resign_moves: .* resign_score_cp"),
+        ({"pace": {"move_period_seconds": True}}, r"pace\.move_period_seconds: is True"),
     ],
 )
 def test_tests_and_books_that_make_no_sense_are_refused(changes: dict[str, Any], told: str) -> None:
     agents = [{"name": f"a{n}", "kind": "random"} for n in range(2)]
     with pytest.raises(ConfigError, match=told):
         parse({"name": "f", "agents": agents, **changes})
+
+
+def test_a_ladder_goes_on_where_a_rating_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object) -> None:
+        raise ArithmeticError("the ratings were not found")
+
+    monkeypatch.setattr(formats, "logistic", refused)
+    contest = Ladder(0, ["new"], {"low": -400.0, "middle": 0.0, "high": 400.0}, 3)
+    met = []
+    while due := list(contest.due()):
+        met += [pair.names[1] for pair in due]
+        contest.note(due[0].place, (1.0, 1.0))
+    assert met == ["middle"] * 3
+
+
+def test_names_are_given_once() -> None:
+    agents = [{"name": f"a{n}", "kind": "random", "games": ["chess", "chess"]} for n in range(2)]
+    with pytest.raises(ConfigError, match=r'agents\[0\]\.games: "chess" is named twice'):
+        parse({"name": "f", "agents": agents})
+    table = config("round_robin", 2).to_data()
+    table["openings"] = {"janggi_setups": ["HEEH/HEHE", "HEEH/HEHE"]}
+    with pytest.raises(ConfigError, match=r"openings\.janggi_setups: HEEH/HEHE is named twice"):
+        Schedule(parse(table))
+
+
+def test_a_book_without_openings_is_named_once(tmp_path: Path) -> None:
+    book = tmp_path / "e.epd"
+    book.write_text("")
+    agents = [{"name": f"a{n}", "kind": "random"} for n in range(2)]
+    setup = parse({"name": "f", "agents": agents, "openings": {"book": str(book)}})
+    with pytest.raises(ConfigError) as told:
+        Schedule(setup)
+    assert str(told.value) == f"openings.book: {book} holds no opening"
+
+
+def test_the_stored_config_of_a_test_reads_back() -> None:
+    setup = config("sprt", 2)
+    assert "pairs" not in setup.to_data()["tournament"]
+    assert parse(setup.to_data()) == setup
 
 
 def test_the_most_matches_are_those_of_the_longest_course() -> None:

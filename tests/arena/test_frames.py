@@ -50,8 +50,6 @@ def test_a_frame_says_what_the_report_says(seed: int) -> None:
     for row, other in zip(frame["engines"], told["engines"], strict=True):
         row.pop("now")
         assert row == other
-    for result in told["results"]:
-        del result["is_rated"]  # only the whole run tells
     results = {result["match"]: result for result in told["results"]}
     assert frame["results"] == [results[result["match"]] for result in frame["results"]]
     assert len(frame["results"]) == min(RECENT_RESULTS, len(results))

@@ -21,7 +21,7 @@ from typing import Any
 import chess.pgn
 import pytest
 
-from arena import cli
+from arena import cli, replay
 from arena.report import build
 from arena.store import AttemptRow, MatchRow, Records, Row, Store, open_read_only, read
 
@@ -323,6 +323,7 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
         kills += killed_run(nursery, config, folder, dice, left, calm)
         records = read(folder)
         assert result_of(records) == result_of(calm)
+        assert replay.build(records)["differences"] == []
         check_records(folder, records)
 
 

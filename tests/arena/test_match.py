@@ -11,6 +11,7 @@ from agents import Attempt, Decision, Fault, Interrupted, Turn
 from arena.adjudication import AdjudicationRules
 from arena.clock import ClockRules
 from arena.config import parse
+from arena.judging import Judge
 from arena.match import MAX_TRIES, Match, MatchRules, Past, Player
 from arena.pace import Pacer
 from arena.progress import Progress
@@ -85,6 +86,7 @@ class Table:
     clock: ClockRules | None = None
     adjudication: AdjudicationRules = field(default_factory=AdjudicationRules)
     draw_offers: bool = True
+    judge: Judge | None = None
     evals: dict[str, int] = field(default_factory=dict)
     """Of the moves that come with a score."""
     pacer: Pacer = field(default_factory=Pacer)
@@ -113,7 +115,9 @@ class Table:
         rules = MatchRules(
             7, 0.0, 3, self.max_plies, self.clock, self.adjudication, self.draw_offers
         )
-        match = Match(spec, game, players, rules, store, self.pacer, self.progress, past)
+        match = Match(
+            spec, game, players, rules, store, self.pacer, self.progress, past, self.judge
+        )
         try:
             return await match.play()
         finally:

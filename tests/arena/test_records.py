@@ -14,7 +14,7 @@ import pytest
 
 from arena import cli, records, tables
 from arena.output import Kind, write_all
-from arena.store import AttemptRow, MatchRow, Records, StoreError, read
+from arena.store import AttemptRow, EventRow, MatchRow, Records, StoreError, read
 from games import Start, load_game
 
 FORMULA, QUOTED = "=HYPERLINK(A1)", 'a "b", c\\'
@@ -235,7 +235,10 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def test_tables_are_read_back_whole(folder: Path, held: Records, tmp_path: Path) -> None:
     out = tmp_path / "csv"
     assert cli.main(["report", str(folder), "--csv", str(out)]) == 0
-    names = ("attempts", "engines", "matches", "pairings", "plies", "standings")
+    names = (
+        *("attempts", "byes", "engines", "los", "matches", "null_pairings", "pairings", "plies"),
+        *("ratings", "results", "sprt", "standings", "ties"),
+    )
     assert sorted(path.name for path in out.iterdir()) == [f"{name}.csv" for name in names]
     read_back = {name: read_csv(out / f"{name}.csv") for name in names}
     assert [row["id"] for row in read_back["matches"]] == [row.id for row in held.matches]
@@ -248,9 +251,44 @@ def test_tables_are_read_back_whole(folder: Path, held: Records, tmp_path: Path)
     assert {row["name"] for row in read_back["standings"]} == {"'" + FORMULA, QUOTED, "model"}
     assert all(float(row["elo_low"]) < float(row["elo_high"]) for row in read_back["pairings"])
     assert read_back["engines"][0]["kind"] == "scripted"
+    players = {(row["game"], row["name"]) for row in read_back["standings"]}
+    assert {(row["game"], row["name"]) for row in read_back["ratings"]} == players
+    assert {row["group"] for row in read_back["ratings"]} == {"1"}
+    assert all(0 <= float(row["los"]) <= 1 for row in read_back["los"])
+    assert [row["match"] for row in read_back["results"]] == [row.id for row in held.matches]
+    assert {row["is_rated"] for row in read_back["results"]} == {"true"}
     assert b"\r\n" in (out / "matches.csv").read_bytes()
     # again over its own
     assert cli.main(["report", str(folder), "--csv", str(out)]) == 0
+
+
+def test_what_a_format_says_is_in_tables(held: Records, tmp_path: Path) -> None:
+    bye = {"game": "chess", "round": 1, "agent": "model", "points": 2.0}
+    tie = {"game": "chess", "round": 1, "tie": 1, "agents": ["model", QUOTED], "by": "score"}
+    tie |= {"points": [2.5, 1.5], "winner": "model"}
+    config = json.loads(held.run.config_json) | {"sprt": {"elo0": 0, "elo1": 10}}
+    config["tournament"]["null_pairing"] = "model"
+    first = held.matches[0]
+    alone = first._replace(id="x", agent_first="model", agent_second="model (null)")
+    tables.write(
+        tmp_path / "f",
+        held._replace(
+            run=held.run._replace(config_json=json.dumps(config)),
+            matches=(*held.matches, alone),
+            events=(
+                EventRow(0.0, "bye", json.dumps(bye)),
+                EventRow(0.0, "tie_decided", json.dumps(tie)),
+            ),
+        ),
+    )
+    read_back = {name: read_csv(tmp_path / "f" / f"{name}.csv") for name in ("byes", "ties")}
+    assert read_back["byes"] == [{"game": "chess", "round": "1", "agent": "model", "points": "2.0"}]
+    (told,) = read_back["ties"]
+    assert (told["higher_seed"], told["higher_seed_points"]) == ("model", "2.5")
+    assert (told["other"], told["other_points"], told["winner"]) == (QUOTED, "1.5", "model")
+    assert all(float(row["upper"]) > 0 for row in read_csv(tmp_path / "f" / "sprt.csv"))
+    (null,) = read_csv(tmp_path / "f" / "null_pairings.csv")
+    assert (null["agent"], null["opponent"]) == ("model", "model (null)")
 
 
 @pytest.mark.parametrize("begins", list("=+-@\t\r\n＝＋－＠"))

@@ -231,6 +231,183 @@ def test_a_result_that_was_changed_is_found_with_the_ratings_that_follow(
     assert any("points, Elo" in line for line in replay.lines(result))
 
 
+ONE = "(SELECT id FROM matches WHERE agent_first = 'dice' AND termination = 'ply_cap' LIMIT 1)"
+CUT = f"DELETE FROM plies WHERE ply >= 6 AND match_id = {ONE}"
+ENDED = f"UPDATE matches SET winner = 1, detail = 'x', termination = '%s' WHERE id = {ONE}"
+
+
+@pytest.mark.parametrize(
+    ("statements", "what"),
+    [
+        ((CUT, ENDED % "checkmate"), "result"),
+        ((CUT, ENDED % "flag_fall"), "result"),
+        ((CUT, ENDED % "forfeit"), "result"),
+        ((CUT, ENDED % "adjudicated_win"), "result"),
+        ((ENDED % "no_such_ending",), "result"),
+        ((f"DELETE FROM plies WHERE match_id = {ONE}",), "result"),
+        ((f"UPDATE matches SET state = 'suspended' WHERE id = {ONE}",), "result"),
+        ((f"UPDATE matches SET state = 'scheduled' WHERE id = {ONE}",), "state"),
+        (
+            (
+                "UPDATE matches SET (agent_first, agent_second) = (agent_second, agent_first)"
+                f" WHERE id = {ONE}",
+            ),
+            "match",
+        ),
+        ((f"UPDATE matches SET number = 99 WHERE id = {ONE}",), "match"),
+        ((f"DELETE FROM matches WHERE id = {ONE}",), "match"),
+        (
+            (
+                f"DELETE FROM attempts WHERE match_id = {ONE}",
+                f"DELETE FROM plies WHERE match_id = {ONE}",
+                f"DELETE FROM matches WHERE id = {ONE}",
+            ),
+            "match",
+        ),
+        (("DELETE FROM attempts WHERE fault IS NULL AND mode = 'constrained'",), "answer"),
+        (("DELETE FROM attempts WHERE fault IS NOT NULL AND mode = 'free'",), "result"),
+        (("DELETE FROM attempts WHERE n = 1 AND fault IS NOT NULL AND mode = 'free'",), "result"),
+        (("UPDATE attempts SET reply_text = NULL WHERE fault IS NULL",), "answer"),
+        (("UPDATE attempts SET reply_text = NULL WHERE fault = 'illegal'",), "reply"),
+        (("UPDATE attempts SET mode = 'x'",), "mode"),
+        (("UPDATE attempts SET side = 1 - side",), "side"),
+        (("UPDATE attempts SET ply = ply + 100 WHERE ply = 3",), "attempt"),
+        (("UPDATE plies SET offers_draw = 1 WHERE ply = 3",), "answer"),
+        (("UPDATE plies SET clock_left_s = 5",), "clock"),
+    ],
+)
+def test_what_was_made_up_is_found(run: Path, statements: tuple[str, ...], what: str) -> None:
+    with closing(sqlite3.connect(run / "run.db")) as db, db:
+        for statement in statements:
+            assert db.execute(statement).rowcount or "attempts" in statement
+    assert what in {found["what"] for found in replayed(run)["differences"]}
+
+
+CLOCK = """
+[clock]
+kind = "fischer"
+base_seconds = 30
+increment_seconds = 0.5
+"""
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("timed")
+    (folder / "t.toml").write_text(CONFIG + CLOCK)
+    run = folder / "run"
+    assert cli.main(["run", str(folder / "t.toml"), "--out", str(run), "--view", "none"]) == 0
+    return run
+
+
+def test_clocks_follow_from_the_tries(timed: Path) -> None:
+    held = read(timed)
+    assert all(ply.clock_left_s is not None for ply in held.plies)
+    assert replayed(timed)["differences"] == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "plies SET clock_left_s = -5 WHERE ply = 3",
+        "plies SET clock_left_s = clock_left_s + 1000",
+        "plies SET clock_left_s = clock_left_s - 0.01 WHERE ply = 2",
+        "plies SET clock_left_s = NULL WHERE ply = 2",
+        "attempts SET decode_s = decode_s + 3 WHERE ply = 2",
+        "attempts SET decode_s = NULL, done = done + 3 WHERE ply = 2",
+    ],
+)
+def test_a_clock_that_was_changed_is_found(timed: Path, tmp_path: Path, change: str) -> None:
+    run = Path(shutil.copytree(timed, tmp_path / "run"))
+    with closing(sqlite3.connect(run / "run.db")) as db, db:
+        assert db.execute(f"UPDATE {change}").rowcount
+    result = replayed(run)
+    assert "clock" in {found["what"] for found in result["differences"]}
+    if "1000" in change:
+        kinds = {"dice": 0, "free": 0, "bound": 0, "thinker": 0}
+        held = {row.id: row for row in read(run).matches}
+        for found in result["differences"]:
+            kinds[held[found["match"]].agents[found["ply"] % 2]] += 1
+        assert all(kinds.values()), "also of who is asked nothing"
+
+
+def test_a_flag_s_fall_needs_the_time_that_it_took(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text(
+        'name = "t"\n[engines.main]\nkind = "scripted"\nlatency_seconds = 0.03\n'
+        '[[agents]]\nname = "bound"\nkind = "llm"\nengine = "main"\n'
+        '[[agents]]\nname = "dice"\nkind = "random"\n'
+        "[tournament]\npairs = 2\n[pace]\nmove_period_seconds = 0\n"
+        '[clock]\nkind = "fischer"\nbase_seconds = 0.1\n'
+    )
+    run = tmp_path / "run"
+    assert cli.main(["run", str(tmp_path / "t.toml"), "--out", str(run), "--view", "none"]) == 0
+    held = read(run)
+    fallen = {row.id for row in held.matches if row.termination == "flag_fall"}
+    assert fallen
+    assert replayed(run)["differences"] == []
+    with closing(sqlite3.connect(run / "run.db")) as db, db:
+        db.execute("UPDATE attempts SET prefill_s = 0, decode_s = 0 WHERE fault = 'flag_fall'")
+    assert {row["match"] for row in replayed(run)["differences"]} == fallen
+
+
+def test_a_book_that_is_gone_is_told(tmp_path: Path) -> None:
+    book = tmp_path / "b.epd"
+    book.write_text("rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq -\n")
+    text = CONFIG.replace('games = ["chess", "janggi"]', "").replace('"free"\nkind', '"x"\nkind')
+    (tmp_path / "t.toml").write_text(text + f'[openings]\nbook = "{book}"\n')
+    run = tmp_path / "run"
+    assert cli.main(["run", str(tmp_path / "t.toml"), "--out", str(run), "--view", "none"]) == 0
+    assert replayed(run)["schedule"] is None
+    book.unlink()
+    result = replayed(run)
+    assert result["is_same"]
+    assert "openings.book" in result["schedule"]
+    assert any("openings.book" in line for line in replay.lines(result))
+    tamper(run, "UPDATE matches SET agent_first = 'nobody' WHERE id = ?", read(run).matches[0].id)
+    assert "agent 'nobody'" in {row["stored"] for row in replayed(run)["differences"]}
+    book.write_text("rnbqkbnr/pppppppp/8/8/3P4/8/PPP1PPPP/RNBQKBNR b KQkq -\n")
+    assert "match" in {row["what"] for row in replayed(run)["differences"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("run SET config_json = '{'", "run.db: is damaged ("),
+        ("run SET config_json = '[]'", "run.db: is damaged (run.config_json is no object)"),
+        ("run SET config_json = '{}'", "its config cannot be read: "),
+        ("run SET versions_json = ''", "run.db: is damaged ("),
+        ("events SET detail_json = '{'", "run.db: is damaged ("),
+        ("matches SET winner = 7", "run.db: is damaged (matches.winner is 7)"),
+        ("attempts SET side = 7", "run.db: is damaged (attempts.side is 7)"),
+        ("matches SET game = 'go'", "cannot be replayed: "),
+        ("attempts SET fault = 'zz'", "cannot be replayed: "),
+    ],
+)
+def test_a_damaged_store_is_one_line(
+    run: Path, capsys: pytest.CaptureFixture[str], change: str, told: str
+) -> None:
+    with closing(sqlite3.connect(run / "run.db")) as db, db:
+        db.execute(f"UPDATE {change}")
+    assert cli.main(["replay", str(run)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_store_of_no_run_or_two_says_so(
+    run: Path, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    with closing(sqlite3.connect(run / "run.db")) as db, db:
+        if number:
+            db.execute("INSERT INTO run SELECT 'x', created, '{}', '', '{}' FROM run")
+        else:
+            db.execute("DELETE FROM run")
+    for command in ("replay", "report", "resume"):
+        assert cli.main([command, str(run)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"holds {number} runs and not one" in line
+
+
 def test_a_game_that_was_over_is_found_to_be_followed_by_moves(run: Path) -> None:
     """A lower ply cap in the stored config ends games before their last plies."""
     held = read(run)
@@ -292,3 +469,27 @@ def test_a_uci_engine_s_answers_are_judged_again(tmp_path: Path) -> None:
     (found,) = replayed(run)["differences"]
     assert (found["attempt"], found["stored"]) == (first, "g1f3")
     assert found["now"].startswith("engine_illegal")
+    tamper(run, "UPDATE attempts SET reply_text = NULL WHERE request_id = ?", first)
+    (found,) = replayed(run)["differences"]
+    assert (found["what"], found["stored"]) == ("answer", "g1f3")
+
+
+def test_moves_that_a_uci_player_draws_are_drawn_again(tmp_path: Path) -> None:
+    fake = Path(__file__).parents[1] / "agents" / "fake_uci.py"
+    command = [sys.executable, str(fake), "fine"]
+    (tmp_path / "t.toml").write_text(
+        'name = "t"\n[[agents]]\nname = "fish"\nkind = "uci"\nrandom_moves = 1.0\n'
+        f"command = {json.dumps(command)}\n"
+        '[[agents]]\nname = "dice"\nkind = "random"\n'
+        "[tournament]\npairs = 1\nmax_plies = 6\n[pace]\nmove_period_seconds = 0\n"
+        '[openings]\nbook = "start"\n[faults]\nprobe = false\n'
+    )
+    run = tmp_path / "run"
+    assert cli.main(["run", str(tmp_path / "t.toml"), "--out", str(run), "--view", "none"]) == 0
+    assert replayed(run)["is_same"]
+    held = read(run)
+    match = next(row for row in held.matches if row.agent_first == "fish")
+    first = next(ply for ply in held.plies if (ply.match_id, ply.ply) == (match.id, 0))
+    other = "a2a3" if first.move != "a2a3" else "h2h3"
+    tamper(run, "UPDATE plies SET move = ? WHERE match_id = ? AND ply = 0", other, match.id)
+    assert "answer" in {found["what"] for found in replayed(run)["differences"]}

@@ -1,14 +1,17 @@
 """Figures from records made by hand, each worked out beside it."""
 
+import io
 import json
+from typing import Any
 
 import pytest
 
 from arena import report
 from arena.report import build
 from arena.store import AttemptRow, EventRow, MatchRow, PlyRow, Records, RunRow, SampleRow
+from arena.terminal import print_report
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "name": "by-hand",
     "pace": {"move_period_seconds": 1.0},
     "slo": {"move_seconds": 1.0},
@@ -278,3 +281,101 @@ def test_a_flag_that_fell_in_a_saturated_engine_counts_in_no_rating(
     (row,) = told["results"]
     assert (row["is_rated"], row["fault"]) == (False, "flag_fall")
     assert [(row["games"], row["elo"]) for row in told["standings"]] == [(1, None), (1, None)]
+
+
+def played(number: int, first: str, second: str, winner: int | None, **changes: object) -> MatchRow:
+    """The two games of a pair have numbers 2k and 2k + 1."""
+    return a_match(
+        id=f"m{number}",
+        pair_id=f"p{number // 2}",
+        number=number,
+        agent_first=first,
+        agent_second=second,
+        winner=winner,
+        **changes,
+    )
+
+
+def of_config(matches: list[MatchRow], **config: Any) -> Records:
+    run = records().run
+    asked = CONFIG["tournament"] | config.pop("tournament", {})
+    text = json.dumps({**CONFIG, "tournament": asked, **config})
+    return records()._replace(
+        run=run._replace(config_json=text), matches=tuple(matches), plies=(), attempts=()
+    )
+
+
+def text_of(told: dict[str, Any]) -> str:
+    out = io.StringIO()
+    print_report(told, out)
+    return " ".join(out.getvalue().split())
+
+
+def test_a_test_leaves_out_pairs_with_an_unrated_game_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ann wins six pairs, five of them by a flag that fell in a saturated engine."""
+    matches = []
+    for number in range(12):
+        is_fallen = number < 10 and number % 2 == 0
+        names = ("ann", "bob") if number % 2 == 0 else ("bob", "ann")
+        ending = "flag_fall" if is_fallen else "checkmate"
+        matches.append(played(number, *names, number % 2, termination=ending))
+    held = of_config(matches, sprt={"elo0": 0, "elo1": 100, "alpha": 0.3, "beta": 0.3})
+    (test,) = build(held)["sprt"]
+    assert (test["decision"], test["run_decision"]) == ("accept", "accept")
+    assert (test["pairs"], test["unrated_pairs"]) == (4, 0)
+    assert "not rated" not in text_of(build(held))
+    monkeypatch.setattr(report, "saturated_engines", lambda figures: {"main"})
+    (test,) = build(held)["sprt"]
+    assert (test["decision"], test["run_decision"]) == ("continue", "accept")
+    assert (test["pairs"], test["unrated_pairs"]) == (1, 5)
+    assert (
+        "the test of ann v bob leaves out 5 pairs with a game that is not rated; the run went by "
+        "all pairs, which say elo1."
+    ) in text_of(build(held))
+
+
+def test_a_stored_test_that_is_refused_today_does_not_break_the_report() -> None:
+    held = of_config([played(0, "ann", "bob", 0)], sprt={"elo0": -1e5, "elo1": 1e5})
+    assert build(held)["sprt"] == []
+
+
+def between_anchors() -> list[MatchRow]:
+    """Cid wins every game against ann and loses every one against bob."""
+    return [
+        played(number, *names, names.index(winner))
+        for number, (names, winner) in enumerate(
+            [(("ann", "cid"), "cid"), (("cid", "ann"), "cid")] * 6
+            + [(("bob", "cid"), "bob"), (("cid", "bob"), "bob")] * 6
+        )
+    ]
+
+
+def test_anchors_that_contradict_the_games_are_told() -> None:
+    for anchors, is_credible in (({"ann": 3000, "bob": 0}, False), ({"ann": 0, "bob": 3000}, True)):
+        told = build(of_config(between_anchors(), tournament={"anchors": anchors}))
+        assert told["ratings"][0]["anchor_fit"]["is_credible"] == is_credible
+        assert ("the anchors do not fit the games" in text_of(told)) == (not is_credible)
+    assert build(records())["ratings"][0]["anchor_fit"] is None
+
+
+def test_ratings_that_are_not_found_leave_the_rest_of_the_report() -> None:
+    """Anchors so far apart are refused at load; runs of before hold them."""
+    told = build(of_config(between_anchors(), tournament={"anchors": {"ann": 0, "bob": 1e6}}))
+    (rated,) = told["ratings"]
+    assert "too little" in rated["failure"]
+    assert [(row["points"], row["elo"]) for row in told["standings"]] == [
+        *((12, None), (12, None), (0, None))
+    ]
+    assert f"some or all ratings are missing: {rated['failure']}." in text_of(told)
+
+
+def test_normalised_elo_is_unknown_of_few_pairs() -> None:
+    matches = [
+        played(number, *(("ann", "bob") if number % 2 == 0 else ("bob", "ann")), winner)
+        for number, winner in enumerate([0, None, 0, 0, None, None] * 20)
+    ]
+    few, many = (build(of_config(matches[:end]))["pairings"][0] for end in (6, 120))
+    assert few["nelo"] is None
+    assert many["nelo"]["low"] < many["nelo"]["value"] < many["nelo"]["high"]

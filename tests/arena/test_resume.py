@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -114,13 +115,15 @@ def test_harmless_changes_take_effect_and_are_recorded(tmp_path: Path) -> None:
         ("engines.main.max_queued=9", "engines.main.max_queued", True),
         ("engines.main.seed=9", "engines.main.seed", False),
         ("engines.other={kind='scripted'}", "engines.other.kind", False),
-        ("saturation.gap_seconds=5", "saturation.gap_seconds", True),
+        ("slo.move_seconds=5", "slo.move_seconds", True),
+        ("saturation.gap_seconds=5", "saturation.gap_seconds", False),
         ("tournament.max_plies=0", "tournament.max_plies", False),
         ("agents.0.persona=x", "agents.0.persona", False),
+        ("adjudication.judge={command='x'}", "adjudication.judge.command", False),
         ("prompts.chess.system=x", "prompts.chess.system", False),
     ],
 )
-def test_a_key_is_harmless_where_it_has_no_say_in_a_move(
+def test_a_key_is_harmless_where_it_has_no_say_in_a_move_or_a_rating(
     tmp_path: Path, override: str, key: str, is_harmless: bool
 ) -> None:
     config = configs.load(write_config(tmp_path))
@@ -203,18 +206,115 @@ sys.exit(cli.main(sys.argv[2:]))
 """
 
 
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was killed."""
+    return killed(tmp_path_factory.mktemp("left"), plies=30)
+
+
+@pytest.fixture
+def halfway(left: Path, tmp_path: Path) -> Path:
+    """A copy of it, to do with as one likes."""
+    return Path(shutil.copytree(left, tmp_path / "run"))
+
+
+def limited(size: int, *words: object) -> "subprocess.CompletedProcess[str]":
+    """What `arena WORDS` does where no file may grow beyond `size` bytes."""
+    return subprocess.run(
+        [sys.executable, "-c", LIMITED, str(size), *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("size", [10, 1_000, 40_000])
+def test_a_full_disk_at_a_resume_is_told_as_at_a_run(halfway: Path, size: int) -> None:
+    folder, more = halfway, ("--set", "tournament.parallel_matches=2")
+    done = limited(size, "resume", folder, "--view", "none", *more)
+    assert done.returncode == 3, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("arena: ")]
+    assert line.startswith(f"arena: {folder}/")
+    assert "make room on its disk" in line
+    assert "the run is kept, `arena resume" in line
+    assert arena("resume", folder, "--view", "none", *more) == 0
+
+
+def test_a_folder_that_nothing_fits_in_is_left_as_it_was(tmp_path: Path) -> None:
+    config, folder = write_config(tmp_path), tmp_path / "runs" / "new"
+    done = limited(10_000, "run", config, "--out", folder, "--view", "none")
+    assert done.returncode == 2, done.stderr
+    assert "make room on its disk" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["t.toml"]
+    assert arena("run", config, "--out", folder, "--view", "none") == 0
+    before = contents(folder)
+    done = limited(10_000, "run", config, "--out", folder, "--replace", "--view", "none")
+    assert done.returncode == 2, done.stderr
+    assert contents(folder) == before
+
+
+def test_a_log_that_is_no_file_is_named_and_nothing_is_written(
+    halfway: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, config = halfway, write_config(tmp_path)
+    (folder / "arena.log").unlink()
+    (folder / "arena.log").mkdir()
+    before = (folder / "run.db").read_bytes(), (folder / "run.db-wal").read_bytes()
+    for words in (("resume", folder), ("run", config, "--out", folder, "--replace")):
+        assert arena(*words, "--view", "none") == 2
+        assert f"{folder / 'arena.log'}: is no file" in said(capsys)
+    assert ((folder / "run.db").read_bytes(), (folder / "run.db-wal").read_bytes()) == before
+    (folder / "arena.log").rmdir()
+    assert arena("resume", folder, "--view", "none") == 0
+
+
+UNFINISHED = (
+    "(SELECT id FROM matches WHERE state != 'finished' AND id IN"
+    " (SELECT match_id FROM plies GROUP BY 1 HAVING count(*) > 2) LIMIT 1)"
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("UPDATE plies SET move = 'a1a8' WHERE ply = 1", " ply 1: move: a1a8; not legal; "),
+        ("UPDATE plies SET fen_after = 'x' WHERE ply = 0", " ply 0: position: x; "),
+        ("UPDATE plies SET side = 1 WHERE ply = 0", " ply 0: side: 1; 0; "),
+        ("DELETE FROM plies WHERE ply = 0", " ply 0: order: ply 1; ply 0 is missing; "),
+        (
+            f"DELETE FROM plies WHERE match_id = {UNFINISHED} AND ply ="
+            f" (SELECT max(ply) FROM plies WHERE match_id = {UNFINISHED})",
+            "attempt: an answer; its move is missing; ",
+        ),
+        (f"UPDATE matches SET state = 'scheduled' WHERE id = {UNFINISHED}", ": state: "),
+        ("UPDATE matches SET agent_first = 'nobody'", ": agent 'nobody' is not in the run's "),
+        ("UPDATE matches SET game = 'go'", ": game 'go' by the rules "),
+        ("UPDATE matches SET start_fen = 'x'", " cannot be replayed: "),
+        (f"DELETE FROM matches WHERE id = {UNFINISHED}", "is not stored itself; "),
+        ("UPDATE attempts SET fault = 'zz'", " cannot be replayed: "),
+        ("UPDATE run SET config_json = '{'", "run.db: is damaged ("),
+        ("UPDATE run SET config_json = '{}'", "its config cannot be read: "),
+        ("DELETE FROM run", "holds 0 runs and not one"),
+    ],
+)
+def test_a_run_that_is_not_sound_is_refused_and_left_alone(
+    halfway: Path, capsys: pytest.CaptureFixture[str], change: str, told: str
+) -> None:
+    folder = halfway
+    with closing(sqlite3.connect(folder / "run.db")) as db, db:
+        assert db.execute(change).rowcount
+    before = contents(folder)
+    assert arena("resume", folder, "--view", "none") == 2
+    assert told in said(capsys)
+    assert contents(folder) == before
+
+
 def test_a_full_disk_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
     """A file may not grow beyond a limit, which a write meets as it meets a full disk."""
     calm = run(tmp_path / "calm", max_plies=40)
     config = tmp_path / "calm" / "t.toml"
     folder = tmp_path / "run"
-    words = ["run", config, "--out", folder, "--view", "none"]
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, "200000", *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = limited(200_000, "run", config, "--out", folder, "--view", "none")
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr
     assert "arena resume" in done.stderr

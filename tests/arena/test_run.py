@@ -13,7 +13,7 @@ from typing import Any
 import chess.pgn
 import pytest
 
-from arena import cli
+from arena import cli, replay
 from arena.records import write_files
 from arena.store import Records, read
 
@@ -114,7 +114,7 @@ def test_tokens_that_an_engine_does_not_tell_are_no_zeros_in_the_pgn(tmp_path: P
     write_files(tmp_path, records._replace(attempts=attempts))
     game = chess.pgn.read_game(io.StringIO((tmp_path / "games.pgn").read_text()))
     assert game is not None
-    assert all("tokens n/a prompt n/a cached " in node.comment for node in game.mainline())
+    assert all("tokens n/a prompt, n/a cached, " in node.comment for node in game.mainline())
 
 
 def test_the_same_seed_throws_the_same_dice_and_another_does_not(tmp_path: Path) -> None:
@@ -182,6 +182,7 @@ def test_a_run_killed_again_and_again_ends_as_one_that_was_not(tmp_path: Path) -
     assert arena("resume", folder / "run", "--view", "none") == 0
     resumed = read(folder / "run")
     assert set(committed) <= set(resumed.plies)
+    assert replay.build(resumed)["differences"] == []
     assert games(resumed) == games(calm)
     assert outcomes(resumed) == outcomes(calm)
     done = [ply.done for ply in sorted(resumed.plies, key=lambda ply: (ply.match_id, ply.ply))]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arena.bradley_terry import logistic
-from arena.field import Field, Game
+from arena.bradley_terry import MISFIT, anchor_fit, logistic
+from arena.field import Design, Field, Game
 from arena.pairwise import (
     Z95,
     PairCounts,
@@ -27,7 +27,7 @@ from arena.pairwise import (
     pairwise,
 )
 from arena.rao_kupper import rao_kupper
-from arena.sprt import Model, Sprt
+from arena.sprt import LEAST_GAP, Model, Sprt, furthest
 from arena.standings import Outcome, pairings, protocol_scores, standings
 
 FOLDER = Path(__file__).parents[1] / "vectors"
@@ -74,6 +74,7 @@ def errors(field: Field, covariance: Any) -> dict[str, float]:
 def test_elo_is_fastchess_s(case: dict[str, Any]) -> None:
     found, want = pairwise(bins_of(case)), case["exact"]
     assert found.is_normal
+    assert found.nelo is not None
     assert {
         "score": found.score,
         "elo": found.elo.value,
@@ -101,7 +102,9 @@ def test_pairs_may_widen_the_error() -> None:
     assert pairs.elo.value == near(case["elo"])
     assert games.elo.error == near(case["trinomial_error95"])
     assert pairs.elo.error == near(case["pentanomial_error95"])
+    assert games.nelo is not None
     assert games.nelo.value == near(case["trinomial_nelo"])
+    assert pairs.nelo is not None
     assert pairs.nelo.value == near(case["pentanomial_nelo"])
 
 
@@ -275,7 +278,7 @@ EDGES = [case for case in VECTORS["edge_cases"] if "elo" in case and any(bins_of
 
 def is_finite(found: Pairwise) -> bool:
     values = [found.score, found.los]
-    for estimate in (found.elo, found.nelo):
+    for estimate in (found.elo, found.nelo or found.elo):
         values += [estimate.low, estimate.value, estimate.high]
     return all(map(math.isfinite, values))
 
@@ -286,6 +289,7 @@ def test_clean_sweeps_and_draws_alone_have_finite_intervals(bins: tuple[int, ...
     assert is_finite(found)
     assert found.elo.low < found.elo.value < found.elo.high
     assert not found.is_normal
+    assert found.nelo is None
 
 
 def test_no_games_say_nothing() -> None:
@@ -351,6 +355,45 @@ def test_draws_alone_are_no_certainty() -> None:
     assert rao_kupper([Game("a", "b", 0.5, str(n)) for n in range(40)]).is_penalised
 
 
+def split(one: str, two: str, number: int) -> list[Game]:
+    """Pairs of one win each, by the first mover and by the second in turn."""
+    return [
+        Game(*names, score, f"{one}{two}{n}")
+        for n in range(number)
+        for names, score in (((one, two), n % 2), ((two, one), n % 2))
+    ]
+
+
+def noisy(one: str, two: str, number: int) -> list[Game]:
+    return [
+        Game(one, two, score, f"{one}{two}{n}")
+        for n in range(number)
+        for score in (n % 2, (n + n // 2) % 3 / 2)
+    ]
+
+
+DRAWN = [Game("a", "b", 0.5, "x"), Game("b", "a", 0.5, "x")]
+
+
+@pytest.mark.parametrize(
+    "games",
+    [
+        split("a", "b", 48),
+        [*split("a", "b", 49), *DRAWN],
+        [*noisy("c", "a", 60), *split("a", "b", 60), *noisy("b", "d", 60)],
+    ],
+)
+@pytest.mark.parametrize("rate", [logistic, rao_kupper])
+def test_pairs_that_all_split_are_no_certainty(rate: "Rate", games: list[Game]) -> None:
+    """The sum of each pair is the same, so that the sandwich is 0 for a player or a difference."""
+    field = rate(games)
+    between = field.difference("a", "b")
+    assert between is not None
+    assert between.error > 10
+    assert field.los("a", "b") == pytest.approx(0.5, abs=1e-4)
+    assert all(field.error(name) > 5 for name in field.ratings)
+
+
 def test_groups_that_never_met_are_not_compared() -> None:
     apart = [Game("a", "b", 1.0, "1"), Game("b", "a", 1.0, "1")]
     apart += [Game("c", "d", 0.5, "2"), Game("d", "c", 0.0, "2")]
@@ -393,8 +436,18 @@ def test_what_cannot_be_is_refused() -> None:
         pair_counts([(0.25, 1)])
     with pytest.raises(ValueError, match="below elo1"):
         Sprt(5, 5)
+    with pytest.raises(ValueError, match="below elo1"):
+        Sprt(5, math.nan)
+    far: dict[Model, float] = {"logistic": 1e5, "normalized": 231, "bayes_elo": 2001}
+    for model, bound in far.items():
+        with pytest.raises(ValueError, match=f"{model} bounds lie within"):
+            Sprt(-bound, bound, model=model)
     with pytest.raises(ValueError, match="less than 1"):
         Sprt(0, 5, 0.6, 0.5)
+    with pytest.raises(ValueError, match="1e-06 or more"):
+        Sprt(0, 5, 1e-300)
+    with pytest.raises(ValueError, match="no chances"):
+        Sprt(-5, 5, model="cutechess").llr((0, 60_000, 0))
     with pytest.raises(ValueError, match="three bins"):
         Sprt(0, 5, model="bayes_elo").llr((1, 1, 1, 1, 1))
     with pytest.raises(ValueError, match="no estimate"):
@@ -427,6 +480,21 @@ def test_a_stop_after_few_results_is_estimated_finitely(
     assert 0 <= found.los <= 1
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.data(), st.sampled_from(["logistic", "normalized", "bayes_elo"]))
+def test_every_test_that_can_be_made_has_an_answer(data: st.DataObject, model: Model) -> None:
+    size = 3 if model == "bayes_elo" else data.draw(st.sampled_from([3, 5]))
+    count = st.sampled_from([0, 0, 1, 2, 50, 100_000])
+    bins = data.draw(st.lists(count, min_size=size, max_size=size).filter(any))
+    most = furthest(model)
+    bounds = [(-most, most), (0, most), (most - 2 * LEAST_GAP, most), (0, LEAST_GAP)]
+    rates = data.draw(st.sampled_from([(0.05, 0.05), (1e-6, 1e-6), (0.98, 0.01), (1e-6, 0.99)]))
+    test = Sprt(*data.draw(st.sampled_from(bounds)), *rates, model)
+    assert math.isfinite(test.llr(bins))
+    if model != "bayes_elo":
+        assert math.isfinite(test.estimate(bins).elo.value)
+
+
 # Symmetries.
 
 COUNTS = st.lists(st.integers(0, 200), min_size=3, max_size=3) | st.lists(
@@ -440,7 +508,8 @@ def test_the_other_player_s_figures_are_the_mirror(bins: list[int]) -> None:
     one, two = pairwise(bins), pairwise(bins[::-1])
     assert is_finite(one)
     assert one.elo.low <= one.elo.value <= one.elo.high
-    for here, there in ((one.elo, two.elo), (one.nelo, two.nelo)):
+    assert (one.nelo is None) == (two.nelo is None) == (not one.is_normal)
+    for here, there in ((one.elo, two.elo), (one.nelo or one.elo, two.nelo or two.elo)):
         assert here.value == pytest.approx(-there.value, rel=1e-5, abs=1e-4)
         assert here.low == pytest.approx(-there.high, rel=1e-5, abs=1e-4)
     assert one.los == pytest.approx(1 - two.los, abs=1e-7)
@@ -460,6 +529,8 @@ def test_a_test_is_the_mirror_of_the_other_player_s(bins: list[int], model: Mode
 def test_more_of_the_same_narrows_by_the_root(bins: list[int], times: int) -> None:
     one, many = pairwise(bins), pairwise([count * times for count in bins])
     assert many.elo.value == near(one.elo.value)
+    assert one.nelo is not None
+    assert many.nelo is not None
     assert many.nelo.error == near(one.nelo.error / math.sqrt(times))
 
 
@@ -523,6 +594,80 @@ def test_anchors_move_the_scale_and_nothing_else(games: list[Game], at: float) -
     assert anchored.groups == field.groups
 
 
+@settings(deadline=None, max_examples=60)
+@given(fields(), st.booleans())
+def test_an_advantage_is_told_where_it_raises_the_rank(
+    games: list[Game], is_one_sided: bool
+) -> None:
+    if is_one_sided:
+        games = [game for game in games if game.first < game.second] or games[:1]
+    design = Design.of(games, {}, has_advantage=True)
+    ranks = [np.linalg.matrix_rank(design.rows[:, :end]) for end in (-1, None)]
+    assert design.has_advantage == (ranks[0] < ranks[1])
+
+
+# Anchors.
+
+
+def against(anchor: str, score: float, pairs: int = 6) -> list[Game]:
+    """`score` of x in each game."""
+    return [
+        Game(*names, points, f"{anchor}{n}")
+        for n in range(pairs)
+        for names, points in ((("x", anchor), score), ((anchor, "x"), 1 - score))
+    ]
+
+
+def test_anchors_that_the_games_contradict_are_found() -> None:
+    games = [*against("a", 1.0), *against("b", 0.0)]
+    for anchors, fits in (
+        ({"a": 3000.0, "b": 0.0}, False),
+        ({"a": 0.0, "b": 3000.0}, True),
+        ({"a": 0.0, "b": 100.0}, False),
+    ):
+        chance = anchor_fit(games, anchors)
+        assert chance is not None
+        assert (chance >= MISFIT) == fits
+    assert anchor_fit(games, {"a": 0.0, "who did not play": 9.0}) is None
+    assert anchor_fit(games, {"a": 0.0}) is None
+    apart = [*against("a", 1.0), *split("b", "c", 3)]
+    assert anchor_fit(apart, {"a": 0.0, "b": 3000.0}) is None
+
+
+def test_true_anchors_are_seldom_accused() -> None:
+    anchors = {"a": 0.0, "b": 400.0, "c": 800.0}
+    low = 0
+    for dice in trials(8, 100):
+        games = []
+        for n in range(24):
+            anchor = "abc"[n % 3]
+            chance = expected_score(300 - anchors[anchor])
+            games += [
+                Game("x", anchor, int(dice.random() < chance), str(n)),
+                Game(anchor, "x", 1 - int(dice.random() < chance), str(n)),
+            ]
+        fit = anchor_fit(games, anchors)
+        low += fit is not None and fit < 0.05
+    assert low <= 8
+
+
+def test_ratings_that_cannot_be_found_are_left_out_with_the_reason() -> None:
+    outcomes = [Outcome(*game) for game in (*against("a", 1.0), *against("b", 0.0))]
+    found = standings(outcomes, {"a": 0.0, "b": 1e6})
+    assert found.results.ratings == {}
+    assert found.results.failure is not None
+    assert len(found.pairings) == 2
+
+
+@settings(deadline=None, max_examples=60)
+@given(fields(), st.lists(st.sampled_from([-4000.0, 0.0, 4000.0]), min_size=5, max_size=5))
+def test_the_furthest_anchors_break_nothing(games: list[Game], at: list[float]) -> None:
+    anchors = dict(zip("ace", at, strict=False))
+    field = standings([Outcome(*game) for game in games], anchors).results
+    assert (field.failure is None) == bool(field.ratings)
+    assert all(math.isfinite(field.ratings[name] + field.error(name)) for name in field.ratings)
+
+
 # Tournaments.
 
 
@@ -541,9 +686,6 @@ def test_forfeits_are_apart_and_unrated_games_left_out() -> None:
     assert (pairing.wins, pairing.draws, pairing.losses) == (3, 1, 1)
     assert pairing.pairs == PairCounts(ld=1, ww=1)
     assert pairing.best == pairing.by_games
-    (skill,) = found.skill_pairings
-    assert (skill.wins, skill.draws, skill.losses) == (2, 1, 0)
-    assert skill.by_pairs is None
     assert found.skill.is_penalised
     assert not found.results.is_penalised
 

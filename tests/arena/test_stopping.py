@@ -2,17 +2,20 @@
 
 import json
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from blockbuster import BlockBuster
 
 from agents import Attempt, Decision, Fault, Turn
 from arena import cli
 from arena.fault_share import LEAST, WINDOW, FaultShare
 from arena.store import read
 from serving import EngineUnavailable
+from tests.agents.fakes import reply
 from tests.arena.test_run import games, outcomes, run, start, wait_for_plies, write_config
 
 OWN = """
@@ -81,6 +84,22 @@ class Broken(Crashing):
     async def choose(self, turn: Turn) -> Decision:
         fault = Fault.ENGINE_CRASH
         return Decision(None, fault, (Attempt(0, None, fault, "it is gone"),))
+
+
+class Mute(Answering):
+    """Lets its time pass without a word."""
+
+    async def choose(self, turn: Turn) -> Decision:
+        fault = Fault.FLAG_FALL
+        return Decision(None, fault, (Attempt(0, None, fault, "it gave no move"),))
+
+
+class Wrong(Answering):
+    """Answers what is no move."""
+
+    async def choose(self, turn: Turn) -> Decision:
+        fault = Fault.ENGINE_ILLEGAL
+        return Decision(None, fault, (Attempt(0, None, fault, "it answered '(none)'"),))
 
 
 def own(folder: Path, agent: type, pairs: int = 1) -> Path:
@@ -168,9 +187,12 @@ def test_a_player_that_cannot_answer_is_named_before_anything_is_played(
     held = read(folder)
     assert {row.state for row in held.matches} == {"scheduled"}
     assert held.attempts == ()
-    own(tmp_path, Broken)
-    assert arena("run", config, "--out", folder, "--replace", "--view", "none") == 3
-    assert "agent mine cannot answer: it is gone" in capsys.readouterr().err
+    for agent, told in ((Broken, "it is gone"), (Mute, "it gave no move"), (Wrong, "'(none)'")):
+        own(tmp_path, agent)
+        assert arena("run", config, "--out", folder, "--replace", "--view", "none") == 3
+        said = capsys.readouterr().err
+        assert "agent mine cannot answer: " in said
+        assert told in said
     without = ["--replace", "--set", "faults.probe=false"]
     assert arena("run", config, "--out", folder, *without, "--view", "none") == 0
     assert {row.termination for row in read(folder).matches} == {"forfeit"}
@@ -185,15 +207,49 @@ def test_what_a_probe_asks_is_an_event_and_in_no_figure(tmp_path: Path) -> None:
     assert not [row for row in read(folder).attempts if "probe" in row.request_id]
 
 
+@pytest.mark.parametrize("agent", [Crashing, Mute, Wrong])
 def test_a_run_of_crashes_stops_and_can_be_resumed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], agent: type
 ) -> None:
     folder = tmp_path / "run"
-    assert arena("run", own(tmp_path, Crashing, 10), "--out", folder, "--view", "none") == 3
+    without = ["--set", "faults.probe=false", "--out", folder, "--view", "none"]
+    assert arena("run", own(tmp_path, agent, 10), *without) == 3
     assert f"{LEAST} of the last {LEAST} games ended by" in capsys.readouterr().err
     assert sum(row.state == "finished" for row in read(folder).matches) == LEAST
     more = ["--set", "faults.max_fault_share=1"]
     assert arena("resume", folder, *more, "--view", "none") == 0
+
+
+@pytest.fixture
+def faults_are_logged(_loop_is_never_blocked: BlockBuster) -> None:
+    """An engine's fault writes a line of the run's log, on the loop."""
+    for name in ("io.TextIOWrapper.write", "io.BufferedWriter.write"):
+        write = _loop_is_never_blocked.functions[name]
+        write.can_block_in("agents/uci_agent.py", {"_search"})
+
+
+@pytest.mark.usefixtures("faults_are_logged")
+def test_a_silent_engine_is_found_by_the_probe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All its games were lost on time, and the run was called done."""
+    fake = Path(__file__).parents[1] / "agents/fake_uci.py"
+    config = own(tmp_path, Silent)
+    uci = f'kind = "uci"\ncommand = {json.dumps([sys.executable, str(fake), "hang"])}'
+    config.write_text(
+        config.read_text()
+        .replace('kind = "tests.arena.test_stopping:Silent"', uci)
+        .replace("[pace]", "[pace]\nmove_limit_seconds = 0.3")
+    )
+    assert arena("run", config, "--out", tmp_path / "run", "--view", "none") == 3
+    said = capsys.readouterr().err
+    assert "agent mine cannot answer: it gave no move within 0.3 s" in said
+
+
+def test_a_flag_that_falls_on_an_answer_is_play() -> None:
+    late = Attempt(0, reply("e2e4"), Fault.FLAG_FALL)
+    assert not Decision(None, Fault.FLAG_FALL, (late,)).is_breakdown
+    assert not Decision(None, Fault.FLAG_FALL, ()).is_breakdown
 
 
 def test_a_share_is_judged_by_the_last_games_alone() -> None:

@@ -6,6 +6,7 @@
 import asyncio
 import fcntl
 import io
+import json
 import os
 import pty
 import re
@@ -23,6 +24,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from arena import report as report_module
+from arena import standings_text
 from arena.report import build
 from arena.store import AttemptRow, MatchRow
 from arena.terminal import (
@@ -556,6 +559,84 @@ def test_forfeits_are_told_with_their_reason_and_the_illegal_move() -> None:
     assert "chess bob 1 illegal 1" in lines[lines.index("Games lost by a failure") :]
     assert "Games lost by a failure" not in printed(a_match())
     assert not any("failure" in line for line in printed(a_match())[:8])
+
+
+def between(one: str, two: str, *winners: int | None) -> tuple[MatchRow, ...]:
+    return tuple(
+        a_match(
+            **{"id": f"{one}{two}{n}", "pair_id": f"{one}{two}{n // 2}", "number": n},
+            **{"agent_first": one, "agent_second": two, "winner": winner},
+        )
+        for n, winner in enumerate(winners)
+    )
+
+
+def test_what_qualifies_the_ratings_is_said() -> None:
+    parted = printed(*between("a", "b", 0, None), *between("c", "d", 0, 1))
+    at = parted.index("What to know of the standings")
+    assert parted[at + 1].startswith("chess: no games link these 2 groups, so ratings compare")
+    assert parted[at + 1].endswith("within a group only: 1. a, b; 2. c, d.")
+    assert any(line.startswith("game # agent") and line.endswith("group") for line in parted)
+    assert any(line.startswith("chess 2 c ") and line.endswith(" 2") for line in parted)
+    swept = printed(*between("a", "b", 0, 0))
+    assert any("a penalty keeps them finite" in line for line in swept)
+    assert not any(line.endswith("group") for line in swept)
+    turned = [row for pair in (between("a", "b", 0, 0), between("b", "a", 0, 0)) for row in pair]
+    assert any(line.startswith("chess: moving first is worth +") for line in printed(*turned))
+
+
+def test_a_game_that_is_not_rated_says_so_wherever_it_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(report_module, "saturated_engines", lambda figures: {"main"})
+    fallen = a_match(termination="flag_fall", winner=1)
+    lines = printed(fallen, *between("a", "b", 0, None))
+    assert any("flag fall (not rated)" in line for line in lines)
+    told = " ".join(lines)
+    assert "chess: 1 game is not rated, for the engine was saturated when the flag fell" in told
+    assert "counted in points alone, not in the cross-table, pairings" in told
+    frame = healthy()
+    frame["results"] = [a_result("a", "b", "a", termination="flag_fall", is_rated=False)]
+    assert "flag fall (not rated)" in shown(frame)
+
+
+@pytest.mark.parametrize(
+    ("chance", "said"),
+    [
+        *((1.0, ">99.9%"), (0.9998, ">99.9%"), (0.9994, "99.9%"), (0.5, "50.0%")),
+        *((0.0006, "0.1%"), (0.0002, "<0.1%"), (0.0, "<0.1%")),
+    ],
+)
+def test_a_likelihood_is_never_shown_as_certain(chance: float, said: str) -> None:
+    assert standings_text.likelihood(chance) == said
+
+
+def test_a_test_that_ran_out_of_pairs_is_undecided_not_open() -> None:
+    test = {"elo0": 0.0, "elo1": 10.0, "decision": "continue", "is_exhausted": True}
+    assert standings_text.decision(test) == "undecided: max_pairs reached"
+    assert standings_text.decision({**test, "is_exhausted": False}) == "open"
+    assert standings_text.decision({**test, "decision": "accept"}) == "elo1 10"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_report_of_long_names_fits_and_no_number_is_cut(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = records()
+    names = ("a-model-with-a-long-name", "another-model-of-27b", "c")
+    config = json.loads(held.run.config_json)
+    config["tournament"]["format"] = "swiss"
+    config["sprt"] = {"elo0": 0, "elo1": 10, "max_pairs": 2}
+    run = held.run._replace(config_json=json.dumps(config))
+    matches = (*between(*names[:2], 0, None, 1, 0), *between(names[2], names[0], None, 1))
+    monkeypatch.setattr("arena.terminal._WIDTH", width)
+    out = io.StringIO()
+    print_report(build(held._replace(run=run, matches=matches, plies=(), attempts=())), out)
+    lines = out.getvalue().splitlines()
+    assert max(map(cell_len, lines)) <= width
+    assert any("undecided:" in line and "max_pairs" in line for line in lines)
+    for heading in ("Buchholz", "S-B", "skill", "protocol", "LOS", "bounds"):
+        assert any(heading in line.split() for line in lines)
 
 
 def test_the_report_ends_with_the_verdict_and_its_remedies() -> None:

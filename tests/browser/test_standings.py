@@ -57,11 +57,11 @@ def test_the_table_shows_what_the_report_says(opened: Opened) -> None:
     records = tournament(FEW, 6)
     page = opened(records)
     expect(page.get_by_test_id("standings-count")).to_have_text("180 finished games")
-    for place, row in enumerate(build(records)["standings"]):
-        cells = rows(page).nth(place).locator("th, td").evaluate_all(TEXTS)
+    for number, row in enumerate(build(records)["standings"]):
+        cells = rows(page).nth(number).locator("th, td").evaluate_all(TEXTS)
         points = str(row["points"]).removesuffix(".0").replace(".5", "½")
         assert cells[:7] == [
-            str(place + 1),
+            str(row["place"]),
             row["name"],
             *(str(row[key]) for key in ("games", "wins", "draws", "losses")),
             points,
@@ -150,6 +150,7 @@ def test_what_cannot_be_compared_is_said(opened: Opened) -> None:
         "No games link these 2 groups, so ratings compare within a group only: 1. a, b; 2. c, d."
     )
     expect(page.get_by_test_id("ratings")).to_contain_text("Group 2")
+    assert page.get_by_test_id("standings").locator("thead th").last.text_content() == "Group"
     expect(page.get_by_test_id("cross-table").locator("td.unknown")).to_have_count(8)
     expect(page.get_by_test_id("los").locator("td.unknown")).to_have_count(8)
     picture(page, "standings-groups")
@@ -181,6 +182,8 @@ def test_games_that_are_not_rated_are_named(
     expect(notes).to_contain_text("1 game not rated")
     notes.get_by_role("link", name="#0 a v b").click()
     expect(page.get_by_test_id("match-state")).to_contain_text("flag fall")
+    page.get_by_role("link", name="← Matches").click()
+    expect(page.get_by_test_id("results")).to_contain_text("flag fall (not rated)")
 
 
 def test_what_a_format_says_beside_the_ratings_has_tables(opened: Opened) -> None:
@@ -223,6 +226,63 @@ def test_byes_and_ties_of_a_knock_out_are_told(opened: Opened) -> None:
     assert ties.locator("td").evaluate_all(TEXTS) == [
         *("a", "b", "1", "2½ : 1½", "a", "sudden death")
     ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_swiss_tournament_s_table_has_byes_and_tie_breaks(opened: Opened, scheme: str) -> None:
+    records = tournament(("a", "b", "c", "d", "e"), 1)
+    config = json.loads(records.run.config_json)
+    config["tournament"] |= {"format": "swiss", "pairs": 1}
+    byes = [
+        {"game": "chess", "round": round_, "agent": name, "points": 2.0}
+        for round_, name in enumerate("abcde", 1)
+    ]
+    records = records._replace(
+        run=records.run._replace(config_json=json.dumps(config)),
+        events=tuple(EventRow(0.5, "bye", json.dumps(bye)) for bye in byes),
+    )
+    page = opened(records, width=390, height=844, color_scheme=scheme)
+    table = page.get_by_test_id("standings")
+    headings = table.locator("thead th").evaluate_all(TEXTS)
+    assert headings[6:10] == ["Points", "Of byes", "Buchholz", "S-B"]
+    for number, row in enumerate(build(records)["standings"]):
+        cells = rows(page).nth(number).locator("th, td").evaluate_all(TEXTS)
+        assert cells[0] == str(row["place"])
+        assert cells[7] == "2"
+        assert float(cells[8]) == pytest.approx(row["buchholz"], abs=0.006)
+        assert float(cells[9]) == pytest.approx(row["sonneborn_berger"], abs=0.006)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    picture(page, f"standings-swiss-narrow-{scheme}")
+
+
+def test_a_knock_out_names_its_winner(opened: Opened) -> None:
+    tie = {"game": "chess", "round": 1, "tie": 1, "agents": ["a", "b"], "points": [1.5, 2.5]}
+    records = tournament(("a", "b"), 2)
+    config = json.loads(records.run.config_json)
+    config["tournament"] |= {"format": "knockout"}
+    page = opened(
+        records._replace(
+            run=records.run._replace(config_json=json.dumps(config)),
+            events=(
+                EventRow(0.5, "tie_decided", json.dumps({**tie, "winner": "b", "by": "score"})),
+            ),
+        )
+    )
+    expect(page.get_by_test_id("standing-notes")).to_contain_text("b won the knock-out.")
+    assert rows(page).first.locator("th").text_content() == "b"
+    picture(page, "standings-knock-out")
+
+
+def test_a_run_that_may_grow_does_not_say_of_how_many(opened: Opened) -> None:
+    records = tournament(("a", "b"), 2)
+    config = json.loads(records.run.config_json)
+    config["tournament"] |= {"format": "swiss"}
+    run = records.run._replace(config_json=json.dumps(config))
+    page = opened(records._replace(run=run), "fleet")
+    expect(page.get_by_test_id("total-finished")).to_have_text("4")
+    expect(page.get_by_test_id("total-states")).to_contain_text(", more may come")
+    expect(page.locator("progress")).to_be_hidden()
+    picture(page, "fleet-may-grow")
 
 
 def test_two_players(opened: Opened) -> None:
@@ -361,3 +421,30 @@ def test_standings_come_when_games_end(
         assert arena.process.wait(timeout=30) == 0
         expect(page.get_by_test_id("standings-count")).to_have_text("2 finished games")
         expect(rows(page)).to_have_count(2)
+
+
+def test_anchors_that_the_games_contradict_are_told(opened: Opened) -> None:
+    records = tournament(("a", "b"), 12)
+    config = json.loads(records.run.config_json)
+    config["tournament"]["anchors"] = {"a": -3000, "b": 0}
+    records = records._replace(run=records.run._replace(config_json=json.dumps(config)))
+    notes = opened(records).get_by_test_id("standing-notes")
+    expect(notes).to_contain_text("The anchors do not fit the games")
+
+
+def test_a_test_says_which_pairs_it_leaves_out(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = tournament(("a", "b"), 8)
+    config = json.loads(records.run.config_json)
+    config["sprt"] = {"elo0": 0, "elo1": 200}
+    fallen = records.matches[0]._replace(termination="flag_fall", winner=1)
+    records = records._replace(
+        run=records.run._replace(config_json=json.dumps(config)),
+        matches=(fallen, *records.matches[1:]),
+    )
+    monkeypatch.setattr(report, "saturated_engines", lambda figures: {"main"})
+    notes = opened(records).get_by_test_id("standing-notes")
+    expect(notes).to_contain_text(
+        "The test of a v b leaves out 1 pair with a game that is not rated"
+    )

@@ -42,6 +42,7 @@ CHOICE_SETS = (
     ("O-O", "O-O-O", "e8=Q#", "Nf3+"),
     ("(a|b)", "a.b*", "[x]{2}", "^$"),
     ('"a" "b"', "c\\d\\e", "it's"),
+    ("e2e4", "e2e4(=)", "draw", "resign"),
     ("한나라 장군", "초나라 멍군"),
     tuple(a + b for a in ("e2", "d2", "g1", "b1") for b in ("e4", "d4", "f3", "c3", "a10")),
 )

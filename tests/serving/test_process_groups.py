@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from serving import end_survivors
-from serving.process import SCRATCH_PREFIX, end_group, group_members, last_error, write_record
+from serving.engine_group import end_group
+from serving.process import SCRATCH_PREFIX, group_members, last_error, write_record
 
 STUBBORN = (
     "import signal, subprocess, sys, time\n"

@@ -17,6 +17,7 @@ import pytest
 import structlog
 
 from serving import EngineConfigError, EngineDead, end_survivors
+from serving import process as process_module
 from serving import server_process as module
 from serving.process import group_members
 from serving.server_process import (
@@ -231,6 +232,10 @@ def test_a_program_is_found_by_name_and_by_path(
     monkeypatch.chdir(tmp_path)
     for name in ("some-server", "./some-server", "~/some-server", str(program)):
         assert find_program(name, "") == str(program)
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)
+    with pytest.raises(EngineConfigError, match="no such program"):
+        find_program("./some-server", "")  # the one on PATH is another
     with pytest.raises(EngineConfigError, match=r"other-server: .*: apt install other-server"):
         find_program("other-server", "apt install other-server")
 
@@ -376,7 +381,7 @@ def guard_of(pgid: int, record: Path) -> int:
     scratch = json.loads(record.read_text())["scratch"]
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            is_ours = process.pid != pgid and "serving.server_child" in process.cmdline()
+            is_ours = process.pid != pgid and process_module.__file__ in process.cmdline()
             if is_ours and process.environ().get("TMPDIR") == scratch:
                 return process.pid
     raise AssertionError("no guard")

@@ -92,12 +92,15 @@ class Totals {
   update(state) {
     const { scheduled, running, suspended, finished } = state.fleet.matches;
     const all = scheduled + running + suspended + finished;
-    setText(this.#matches, `${whole(finished)} of ${whole(all)}`);
+    const { canGrow } = state;
+    setText(this.#matches, canGrow ? whole(finished) : `${whole(finished)} of ${whole(all)}`);
     this.#bar.max = Math.max(1, all);
     this.#bar.value = finished;
+    setHidden(this.#bar, canGrow);
     setText(
       this.#states,
-      `${whole(running)} running · ${whole(suspended)} suspended · ${whole(scheduled)} scheduled`,
+      `${whole(running)} running · ${whole(suspended)} suspended · ${whole(scheduled)} scheduled` +
+        (canGrow ? ", more may come" : ""),
     );
     for (const [id, , value, note] of TOTALS) {
       const cell = this.#cells.get(id);

@@ -65,6 +65,7 @@ class Connection {
   #kind = "connecting";
   #updatedAt = null;
   #numLeft = 0;
+  #canGrow = false;
   #said = "";
   #timer = null;
 
@@ -73,16 +74,17 @@ class Connection {
     this.#timer = setInterval(() => this.#show(), 1000);
   }
 
-  /** Takes note of a frame, and of how many matches are not finished. */
-  frame(numLeft) {
+  /** Takes note of a frame: how many matches are not finished, and whether more may come. */
+  frame({ numLeft, canGrow }) {
     this.#updatedAt = performance.now();
     this.#numLeft = numLeft;
+    this.#canGrow = canGrow;
   }
 
   /** An ended run with matches left is "left": it may be resumed. */
   status(kind) {
     if (this.#kind === "ended" || this.#kind === "left") return;
-    this.#kind = kind === "ended" && this.#numLeft > 0 ? "left" : kind;
+    this.#kind = kind === "ended" && (this.#numLeft > 0 || this.#canGrow) ? "left" : kind;
     if (kind === "ended") clearInterval(this.#timer);
     this.#show();
   }
@@ -105,7 +107,8 @@ class Connection {
       return "The arena did not let this page in: the token is missing or wrong. Open the address that the arena printed when it started.";
     if (this.#kind === "left") {
       const matches = this.#numLeft === 1 ? "1 match is" : `${whole(this.#numLeft)} matches are`;
-      return `Nobody plays this run now: ${matches} left. “arena resume” goes on with it.`;
+      const more = this.#canGrow ? ", and more may come" : "";
+      return `Nobody plays this run now: ${matches} left${more}. “arena resume” goes on with it.`;
     }
     if (this.#kind === "busy")
       return `The arena shows itself to as many pages as it can. ${last}Trying again.`;
@@ -169,7 +172,7 @@ class Page {
 
   #receive(frame) {
     const changes = this.state.apply(frame);
-    this.#connection.frame(this.state.numLeft);
+    this.#connection.frame(this.state);
     for (const pending of this.#pending.values()) pending.merge(changes);
     this.#schedule();
   }

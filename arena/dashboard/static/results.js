@@ -62,9 +62,11 @@ const WINNERS = [
 const OF_A_PLAYER = ["won", "lost"];
 const ENDED = { sort: "ended", order: "descending" };
 
-/** "forfeit: illegal" for a failure at the protocol, else the termination. */
-function howText({ termination, fault }) {
-  return fault && fault !== termination ? `${words(termination)}: ${words(fault)}` : words(termination);
+/** "forfeit: illegal" for a failure at the protocol, else the termination; what counts in no rating
+says so. */
+function howText({ termination, fault, is_rated: isRated }) {
+  const how = fault && fault !== termination ? `${words(termination)}: ${words(fault)}` : words(termination);
+  return isRated ? how : `${how} (not rated)`;
 }
 
 export class Results {

@@ -104,43 +104,15 @@ export class LiveSource {
   }
 }
 
-/** The termination of a finished match, or of a forfeit the failure behind it. */
-function howOf({ fault, termination }) {
-  return fault ?? termination;
-}
-
-const SORTS = new Map([
-  ["players", ({ first, second }) => `${first.toLowerCase()}\n${second.toLowerCase()}`],
-  ["result", ({ winner, first }) => (winner === null ? 0.5 : Number(winner === first))],
-  ["how", howOf],
-  ["game", ({ game }) => game],
-  ["plies", ({ plies }) => plies],
-]);
-
 function compareValues(a, b) {
   return Number(a > b) - Number(a < b);
 }
 
-function distinct(values) {
-  return [...new Set(values)].sort(compareValues);
-}
-
-/** Whether a finished match is one of those wished for, as the arena's own filter has it. */
-function fits({ first, second, winner, game, ...result }, wish) {
-  const loser = winner === first ? second : first;
-  const winners = {
-    first: winner === first,
-    second: winner === second,
-    draw: winner === null,
-    won: winner !== null && winner === wish.player,
-    lost: winner !== null && loser === wish.player,
-  };
-  return (
-    (!wish.player || [first, second].includes(wish.player)) &&
-    (!wish.game || game === wish.game) &&
-    (!wish.how || howOf(result) === wish.how) &&
-    (!wish.result || winners[wish.result])
-  );
+/** What a match must have to be wished for; what each has stands beside it (browse.py). */
+function facetsOf({ player, game, how, result }) {
+  const whose = ["won", "lost"].includes(result) ? ` ${player}` : "";
+  const wished = { player, game, how, result: result && result + whose };
+  return Object.entries(wished).flatMap(([key, value]) => (value ? [`${key} ${value}`] : []));
 }
 
 export class StaticSource {
@@ -186,18 +158,15 @@ export class StaticSource {
   }
 
   async results(offset, limit, wish) {
-    const all = this.#data.results ?? [];
-    const found = all.filter((result) => fits(result, wish));
-    const [direction, valueOf] = [wish.order === "ascending" ? 1 : -1, SORTS.get(wish.sort)];
+    const wanted = facetsOf(wish);
+    const found = this.#data.results.results.filter(({ facets }) =>
+      wanted.every((facet) => facets.includes(facet)),
+    );
+    const direction = wish.order === "ascending" ? 1 : -1;
     if (direction < 0) found.reverse();
-    if (valueOf) found.sort((a, b) => direction * compareValues(valueOf(a), valueOf(b)));
-    return {
-      total: found.length,
-      results: found.slice(offset, offset + limit),
-      players: distinct(all.flatMap(({ first, second }) => [first, second])),
-      games: distinct(all.map(({ game }) => game)),
-      hows: distinct(all.map(howOf)),
-    };
+    found.sort((a, b) => direction * compareValues(a.sort[wish.sort], b.sort[wish.sort]));
+    const results = found.slice(offset, offset + limit);
+    return { ...this.#data.results, total: found.length, results };
   }
 
   async standings() {

@@ -23,6 +23,10 @@ function points(value) {
   return Number.isInteger(value) ? whole(value) : `${value < 1 ? "" : whole(Math.floor(value))}½`;
 }
 
+function hundredths(value) {
+  return isKnown(value) ? String(Math.round(value * 100) / 100) : "";
+}
+
 function plural(number, one) {
   return `${whole(number)} ${number === 1 ? one : `${one}s`}`;
 }
@@ -56,6 +60,7 @@ class Table {
     this.nulls = data.null_pairings.filter(ofGame);
     this.byes = data.tournament.byes.filter(ofGame);
     this.ties = data.tournament.ties.filter(ofGame);
+    this.winner = data.tournament.winners.find(ofGame)?.agent ?? null;
     this.pairs = new Map(this.names.map((name) => [name, 0]));
     this.met = new Map(this.names.map((name) => [name, new Map()]));
     for (const pairing of this.pairings) this.#take(pairing);
@@ -77,6 +82,19 @@ class Table {
     for (const name of [agent, opponent]) this.pairs.set(name, this.pairs.get(name) + numPairs);
   }
 
+  /** Whether without forfeited games ratings compare within other groups. */
+  get partedSkill() {
+    const { groups, skill_groups: skillGroups } = this.ratings;
+    return skillGroups.length > 1 && JSON.stringify(groups) !== JSON.stringify(skillGroups);
+  }
+
+  /** The number of the group in which a player's rating compares; empty where there is one. */
+  groupOf(name) {
+    const { groups } = this.ratings;
+    const at = groups.findIndex((group) => group.includes(name));
+    return groups.length > 1 && at >= 0 ? String(at + 1) : "";
+  }
+
   /** The chance that one is better than another, by the ratings; null where nothing is known. */
   los(one, two) {
     const { names, los } = this.ratings;
@@ -86,8 +104,8 @@ class Table {
 
 /** What a reader must know before believing the numbers, each a list of text and names. */
 function notesOf(table) {
-  const notes = [];
-  const { advantage_elo: advantage, is_penalised: isPenalised } = table.ratings;
+  const notes = table.winner === null ? [] : [[named(table.winner), " won the knock-out."]];
+  const { advantage_elo: advantage, is_penalised: isPenalised, anchor_fit: fit, failure } = table.ratings;
   const rated = table.rows.filter(({ elo }) => isKnown(elo));
   const size = ({ name, elo_error: error }) => [
     named(name),
@@ -110,13 +128,32 @@ function notesOf(table) {
       `${more}.`,
     ]);
   }
+  if (table.partedSkill) notes.push(["Forfeits part players whom games link: see the ratings without forfeits."]);
   if (isPenalised)
     notes.push([
       "Somebody won or lost everything, which alone would put ratings at infinity: a penalty keeps them finite.",
     ]);
+  if (failure) notes.push([`Some or all ratings are missing: ${failure}.`]);
+  if (fit && !fit.is_credible)
+    notes.push([
+      "The anchors do not fit the games (a chance below 0.1 %); ratings that hang on them mean nothing.",
+    ]);
+  notes.push(...table.tests.filter((test) => test.unrated_pairs).map(testNote));
   if (isKnown(advantage)) notes.push([`Moving first is worth ${signed(advantage)} Elo here.`]);
   if (table.unrated.length) notes.push(unratedNote(table.unrated));
   return notes;
+}
+
+function testNote({ agent, opponent, unrated_pairs: left, decision, run_decision: all }) {
+  const says = { accept: "elo1", reject: "elo0" }[all] ?? "open";
+  return [
+    "The test of ",
+    named(agent),
+    " v ",
+    named(opponent),
+    ` leaves out ${plural(left, "pair")} with a game that is not rated`,
+    all === decision ? "." : `; the run went by all pairs, which say ${says}.`,
+  ];
 }
 
 function unratedNote(unrated) {
@@ -137,6 +174,7 @@ function unratedNote(unrated) {
 const DECISIONS = new Map([
   ["accept", ({ elo1 }) => `elo1 ${elo1} holds`],
   ["reject", ({ elo0 }) => `elo0 ${elo0} holds`],
+  ["continue", (test) => (test.is_exhausted ? "undecided: max_pairs reached" : "open")],
 ]);
 
 /** What a tournament's format or a test says beside the ratings: [title, headings, rows of cells]. */
@@ -152,7 +190,7 @@ function extrasOf({ tests, nulls, byes, ties }) {
         test.llr.toFixed(2),
         `${test.lower.toFixed(2)} to ${test.upper.toFixed(2)}`,
         test.elo ? eloRange(test.elo) : "–",
-        DECISIONS.get(test.decision)?.(test) ?? "open",
+        DECISIONS.get(test.decision)(test),
       ]),
     ],
     [
@@ -208,13 +246,25 @@ function extraTable([title, headings, rows]) {
 }
 
 const STANDINGS_COLUMNS = [
-  { title: "#", value: (row, rank) => String(rank + 1) },
+  { title: "#", value: ({ place }) => (place === null ? "–" : whole(place)), hint: "place" },
   { title: "Player", isName: true },
   { title: "Games", value: ({ games }) => whole(games) },
   { title: "W", value: ({ wins }) => whole(wins), hint: "won" },
   { title: "D", value: ({ draws }) => whole(draws), hint: "drawn" },
   { title: "L", value: ({ losses }) => whole(losses), hint: "lost" },
-  { title: "Points", value: (row) => points(row.points), isStrong: true },
+  { title: "Points", value: (row) => points(row.points + row.bye_points), isStrong: true },
+  {
+    title: "Of byes",
+    value: ({ bye_points: got }) => (got ? points(got) : ""),
+    hint: "points without a game, part of the points",
+  },
+  { title: "Buchholz", value: ({ buchholz }) => hundredths(buchholz), hint: "points of the opponents" },
+  {
+    title: "S-B",
+    value: (row) => hundredths(row.sonneborn_berger),
+    hint: "Sonneborn-Berger: points of the opponents, by how much was won of them",
+  },
+  { title: "Rounds won", value: ({ rounds_won: won }) => (won === null ? "" : whole(won)) },
   { title: "Elo", value: (row) => withError(row.elo, row.elo_error), hint: "forfeits count as losses" },
   {
     title: "Skill Elo",
@@ -227,16 +277,19 @@ const STANDINGS_COLUMNS = [
     hint: "share of its games that it did not forfeit",
   },
   { title: "Forfeits", value: ({ forfeits }) => tally(forfeits) || "none", isText: true },
+  { title: "Group", value: (row, table) => table.groupOf(row.name), hint: "whose ratings compare" },
 ];
 
 function standingsTable(table) {
   const kind = ({ isName, isText }) => (isName || isText ? "text" : "number");
-  const head = STANDINGS_COLUMNS.map((column) =>
+  const says = ({ isName, value }) => isName || table.rows.some((row) => value(row, table) !== "");
+  const columns = STANDINGS_COLUMNS.filter(says);
+  const head = columns.map((column) =>
     el("th", { scope: "col", class: kind(column), title: column.hint }, column.title),
   );
-  const cell = (column, row, rank) => {
+  const cell = (column, row) => {
     if (column.isName) return el("th", { scope: "row", class: "text" }, named(row.name));
-    const text = column.value(row, rank);
+    const text = column.value(row, table);
     const title = column.isText ? text : null;
     return el("td", { class: column.isStrong ? "number strong" : kind(column), title }, text);
   };
@@ -248,12 +301,8 @@ function standingsTable(table) {
     el(
       "tbody",
       {},
-      ...table.rows.map((row, rank) =>
-        el(
-          "tr",
-          { "data-testid": "standing" },
-          ...STANDINGS_COLUMNS.map((column) => cell(column, row, rank)),
-        ),
+      ...table.rows.map((row) =>
+        el("tr", { "data-testid": "standing" }, ...columns.map((column) => cell(column, row))),
       ),
     ),
   );

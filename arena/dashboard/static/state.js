@@ -42,6 +42,11 @@ export class RunState {
     return scheduled + running + suspended;
   }
 
+  /** Whether matches may yet be added. */
+  get canGrow() {
+    return this.run?.can_grow === true;
+  }
+
   /** Takes a frame in and returns its Changes. */
   apply(frame) {
     const changes = new Changes();

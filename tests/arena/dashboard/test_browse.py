@@ -2,7 +2,7 @@
 
 import pytest
 
-from arena.dashboard.browse import SORTS, Wish, browse
+from arena.dashboard.browse import ORDERS, SORTS, WINNERS, Wish, browse, catalogue
 from arena.figures import MatchFigures
 from tests.arena.random_runs import scheduled
 
@@ -62,7 +62,7 @@ def games() -> list[MatchFigures]:
     ],
 )
 def test_a_wish_is_met(wish: Wish, found: str) -> None:
-    told = browse(games(), wish, 0, 50)
+    told = browse(games(), (), wish, 0, 50)
     assert "".join(row["match"][1:] for row in told["results"]) == found
     assert told["total"] == len(found)
 
@@ -70,7 +70,7 @@ def test_a_wish_is_met(wish: Wish, found: str) -> None:
 @pytest.mark.parametrize("sort", SORTS)
 def test_every_order_is_the_other_one_turned_but_for_games_alike(sort: str) -> None:
     rows = [
-        browse(games(), Wish(sort=sort, order=order), 0, 50)["results"]
+        browse(games(), (), Wish(sort=sort, order=order), 0, 50)["results"]
         for order in ("ascending", "descending")
     ]
     assert sorted(row["match"] for row in rows[0]) == sorted(row["match"] for row in rows[1])
@@ -81,8 +81,33 @@ def test_every_order_is_the_other_one_turned_but_for_games_alike(sort: str) -> N
 
 
 def test_a_page_tells_what_there_is_to_wish_for_whatever_is_wished() -> None:
-    told = browse(games(), Wish(player="Cy"), 1, 1)
+    told = browse(games(), (), Wish(player="Cy"), 1, 1)
     assert (told["total"], [row["match"] for row in told["results"]]) == (2, ["m2"])
     assert told["players"] == ["Cy", "ann", "bob"]
     assert told["games"] == ["chess", "janggi"]
     assert told["hows"] == ["checkmate", "illegal", "ply_cap"]
+
+
+def test_games_that_are_not_rated_say_so() -> None:
+    told = browse(games(), {"m1"}, Wish(), 0, 50)
+    assert [row["match"] for row in told["results"] if not row["is_rated"]] == ["m1"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize("won", WINNERS)
+@pytest.mark.parametrize("player", ["", "ann", "Cy"])
+def test_who_has_the_catalogue_finds_what_the_arena_would(
+    player: str, won: str, sort: str, order: str
+) -> None:
+    """As a report's page does it, by the facets and values beside each game."""
+    wish = Wish(player=player, result=won, sort=sort, order=order)
+    told = catalogue(games(), ())
+    rows = [row for row in told["results"] if set(wish.facets) <= set(row["facets"])]
+    if order == "descending":
+        rows.reverse()
+    rows.sort(key=lambda row: row["sort"][sort], reverse=order == "descending")
+    asked = browse(games(), (), wish, 0, 50)
+    assert [row["match"] for row in rows] == [row["match"] for row in asked["results"]]
+    for key in ("players", "games", "hows"):
+        assert told[key] == asked[key]

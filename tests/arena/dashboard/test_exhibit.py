@@ -438,3 +438,19 @@ def test_games_are_drawn_where_they_can_be_loaded() -> None:
     assert len(told["chess"]["side_names"]) == len(told["janggi"]["side_names"]) == 2
     assert told["chess"]["drawing"]["ranks"] == 8
     json.dumps(told, allow_nan=False)
+
+
+def test_a_page_learns_when_no_more_matches_can_come() -> None:
+    """And that once: what a run is comes with full frames else."""
+    with showing([scheduled(0, ("ann", "bob"), CHESS)]) as show:
+        show.figures.can_grow = True
+        show.exhibit.full(0)
+        show.look()
+        seq, frame = show.exhibit.full(0)
+        assert json.loads(frame)["run"]["can_grow"]
+        show.look(EventRow(1.0, "schedule_complete", "{}"))
+        show.look()
+        frames = show.exhibit.since(0, seq)
+        assert frames is not None
+        told = [json.loads(data).get("run") for _, data in frames]
+        assert [run["can_grow"] for run in told if run is not None] == [False]
