@@ -57,7 +57,7 @@ class AgentConfig(BaseModel):
         min_length=1,
         max_length=64,
         description="The player's name in schedules, tables and records: 1 to 64 printable "
-        "characters, each name once.",
+        "characters (no joiners, as in some emoji), each name once.",
     )
 
     games: tuple[str, ...] | None = Field(
@@ -71,7 +71,10 @@ class AgentConfig(BaseModel):
     @classmethod
     def _is_printable(cls, name: str) -> str:
         if not name.isprintable() or name != name.strip():
-            raise ValueError("write printable characters without space at either end")
+            raise ValueError(
+                "write printable characters (no joiners, as in some emoji) without space at "
+                "either end"
+            )
         return name
 
     def plays(self, game: str) -> bool:
@@ -111,19 +114,23 @@ class LlmConfig(AgentConfig):
         description="The agent's own words, after the rules that all share. Part of what it is: "
         "records tell apart the same model with another persona.",
     )
-    temperature: float = Field(1.0, ge=0, description="0 takes the likeliest token each time.")
+    temperature: float = Field(
+        1.0, ge=0, strict=True, description="0 takes the likeliest token each time."
+    )
     top_p: float = Field(
-        1.0, gt=0, le=1, description="Share of probability that tokens are drawn from."
+        1.0, gt=0, le=1, strict=True, description="Share of probability that tokens are drawn from."
     )
     max_tokens: int | None = Field(
         None,
         ge=1,
+        strict=True,
         description=f"Tokens of one answer in free mode; unset: {_FREE_MAX_TOKENS}. A constrained "
         "answer is as long as the longest legal move.",
     )
     think_tokens: int | None = Field(
         None,
         ge=1,
+        strict=True,
         description=f"Most tokens of one thought in think mode; unset: {_THINK_TOKENS}. A thought "
         "that is longer is ended there, which is no fault.",
     )
@@ -182,6 +189,7 @@ class UciConfig(AgentConfig):
         None,
         gt=0,
         le=3600,
+        strict=True,
         description="Seconds of one search: as strong as the machine is idle, and no two runs are "
         "alike.",
     )
@@ -201,6 +209,7 @@ class UciConfig(AgentConfig):
         0.0,
         ge=0,
         le=1,
+        strict=True,
         description="Share of moves drawn at random, by dice that follow the seed: a weak anchor "
         "that plays the same in every run.",
     )
@@ -221,6 +230,7 @@ class UciConfig(AgentConfig):
         START_LIMIT_S,
         gt=0,
         le=3600,
+        strict=True,
         description="That a process has to start, and to get ready for a search. Uncharged.",
     )
     options: Mapping[str, str | int | bool] = Field(

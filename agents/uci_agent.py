@@ -141,7 +141,7 @@ def _failed(fault: Fault, detail: str, request_id: str) -> Decision:
 
 def _judge(found: UciMove, position: Position, reply: Reply, request_id: str) -> Decision:
     """The engine's answer as a decision; a move that is not legal is its own failure."""
-    move = from_uci(found.move)
+    move = from_uci(found.move, position)
     if move in position.legal_moves():
         attempt = Attempt(0, reply, None, found.info, request_id, found.eval_cp)
         return Decision(move, None, (attempt,))
@@ -218,7 +218,10 @@ def _generals(fen: str) -> list[str]:
     return found
 
 
-def from_uci(move: str) -> str:
-    """A UCI move as the games write it."""
+def from_uci(move: str, position: Position) -> str:
+    """A UCI move of the side to move as the games write it: that of its general to its own square
+    is a pass, no other piece's."""
     squares = _SQUARES.fullmatch(move)
-    return "pass" if squares and squares[1] == squares[2] else move
+    if squares is None or squares[1] != squares[2]:
+        return move
+    return "pass" if squares[1] == _generals(position.fen)[position.side] else move

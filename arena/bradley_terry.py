@@ -28,7 +28,7 @@ def logistic(
 
     Where that has no finite solution, as after a clean sweep, all games of the fit are penalised by
     Jeffreys' prior, which has one (Firth, Biometrika 80, 1993; Heinze and Schemper, Statistics in
-    Medicine 21, 2002): of 10-0 it makes 10½-½.
+    Medicine 21, 2002): of 10-0 it makes 10½-½, with an advantage to be found 5½-½ as either side.
 
     Errors are the sandwich's, by pair; the model's own overstate where there are draws, and know
     nothing of pairs. After a penalty, with fewer than CLUSTERS_PER_PARAMETER pairs a parameter, or

@@ -14,7 +14,9 @@ from pydantic import (
     BaseModel,
     ByteSize,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     TypeAdapter,
     ValidationError,
     field_validator,
@@ -65,6 +67,14 @@ class PromptSection(Section):
     )
 
 
+_Elo = Annotated[float, Field(strict=True, ge=-FURTHEST_ANCHOR, le=FURTHEST_ANCHOR)]
+_Anchor = Annotated[
+    Annotated[_Elo, Tag("elo")]
+    | Annotated[Mapping[str, _Elo], Field(min_length=1), Tag("by_game")],
+    Discriminator(lambda value: "by_game" if isinstance(value, Mapping) else "elo"),
+]
+
+
 class TournamentSection(Section):
     """`[tournament]`: who plays whom at what."""
 
@@ -104,12 +114,11 @@ class TournamentSection(Section):
         description="More pairs, one by one, for a knock-out's tie that is level, until one leads; "
         "after them the higher seed goes on. Seeds are the order of the agents.",
     )
-    anchors: Mapping[
-        str, Annotated[float, Field(strict=True, ge=-FURTHEST_ANCHOR, le=FURTHEST_ANCHOR)]
-    ] = Field(
+    anchors: Mapping[str, _Anchor] = Field(
         default_factory=dict,
         description="Agents whose ratings are held fixed, in Elo; a ladder is played against them. "
-        f"Within ±{FURTHEST_ANCHOR}.",
+        f"Within ±{FURTHEST_ANCHOR}. One number for all games, or one by game, "
+        "`{chess = 800, janggi = 600}`: no anchor at a game that is left out.",
     )
     null_pairing: bool | str = Field(
         False,
@@ -491,6 +500,11 @@ class RunConfig(Section):
         """Names of the agents that play a game, in order."""
         return tuple(agent.name for agent in self.agents if agent.plays(game))
 
+    def anchors(self, game: str) -> dict[str, float]:
+        """Elo of the anchors among the entrants of a game."""
+        anchors = anchors_at(self.tournament.anchors, game)
+        return {name: elo for name, elo in anchors.items() if name in self.entrants(game)}
+
     @property
     def challengers(self) -> tuple[str, ...]:
         """A gauntlet's."""
@@ -527,8 +541,18 @@ class RunConfig(Section):
         if asked.format == "knockout":
             return (count - 1) * (pairs + asked.sudden_death_pairs) + null
         if asked.format == "ladder":
-            return sum(name not in asked.anchors for name in names) * pairs + null
+            return (count - len(self.anchors(game))) * pairs + null
         return count * (count - 1) // 2 * pairs + null
+
+
+def anchors_at(
+    anchors: Mapping[str, float | Mapping[str, float]], game: str
+) -> Mapping[str, float]:
+    """Of `tournament.anchors`, those that hold at a game, without its rule set."""
+    told = {
+        name: elo.get(game) if isinstance(elo, Mapping) else elo for name, elo in anchors.items()
+    }
+    return {name: elo for name, elo in told.items() if elo is not None}
 
 
 def null_name(agent: str) -> str:
@@ -732,7 +756,10 @@ def _place(here: Sequence[object], name: str, text: str) -> int:
 def _explain(error: ValidationError, prefix: str) -> str:
     """One line for the first mistake pydantic found."""
     first = error.errors()[0]
-    where = prefix + ".".join(str(part) for part in first["loc"])
+    loc = first["loc"]
+    if loc[:2] == ("tournament", "anchors"):
+        loc = (*loc[:3], *loc[4:])  # without the tag of a union
+    where = prefix + ".".join(str(part) for part in loc)
     where = where.rstrip(".") or "config"
     if first["type"] == "extra_forbidden":
         if prefix and len(first["loc"]) > 1:
@@ -910,6 +937,15 @@ def _check_format(config: RunConfig) -> None:
             raise ConfigError(
                 f'tournament.{key}: no agent is named "{strange}"; agents: {", ".join(names)}'
             )
+    games = [choice.name for choice in config.games()]
+    for name, elo in asked.anchors.items():
+        by_game = elo if isinstance(elo, Mapping) else {}
+        strange = next((game for game in by_game if game not in games), None)
+        if strange is not None:
+            raise ConfigError(
+                f'tournament.anchors.{name}: "{strange}" is not played; this run plays '
+                + ", ".join(games)
+            )
     challengers = asked.challengers or ()
     again = next((name for name in challengers if challengers.count(name) > 1), None)
     if again is not None:
@@ -921,11 +957,11 @@ def _check_format(config: RunConfig) -> None:
         )
     _check_idle_keys(asked)
     _check_test(config)
-    for game in (choice.name for choice in config.games()):
+    for game in games:
         entrants = config.entrants(game)
         fixed, ones = {
             "gauntlet": ("challengers", config.challengers),
-            "ladder": ("anchors", asked.anchors),
+            "ladder": ("anchors", config.anchors(game)),
         }.get(asked.format, ("", entrants[:1]))
         num_fixed = sum(name in ones for name in entrants)
         if not 0 < num_fixed < len(entrants):

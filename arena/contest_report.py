@@ -7,8 +7,9 @@ from typing import Any
 from arena.config import SprtSection, null_name
 from arena.early_stop import EarlyStop
 from arena.figures import Figures, label
+from arena.pairwise import Estimate
 from arena.placing import knockout_winner, order_of
-from arena.sprt import Sprt
+from arena.sprt import FURTHEST_ELO, Sprt
 from arena.store import MatchRow
 
 
@@ -54,7 +55,8 @@ def sprt(
     unrated: Collection[str],
 ) -> list[dict[str, Any]]:
     """The report's `sprt`: each pairing's test by its complete pairs in the order of the schedule,
-    of the agent named first; `elo` is free of the stop's bias. Agents `left_out` are not tested.
+    of the agent named first; `elo` is free of the stop's bias, and its ends are None where there is
+    no bound. Agents `left_out` are not tested.
 
     Pairs with a game of `unrated` (ids) are left out, and counted in `unrated_pairs`. The run
     itself cannot know them, for what saturated an engine shows afterwards: it goes by all pairs,
@@ -128,7 +130,11 @@ def _row(
         "is_exhausted": stop.state == "continue" and _number_complete(pairs) >= asked.max_pairs,
         "unrated_pairs": len(pairs) - len(rated),
         "run_decision": _tested(test, pairs).state if len(rated) < len(pairs) else stop.state,
-        "elo": None
-        if found is None
-        else {"value": found.elo.value, "low": found.elo.low, "high": found.elo.high},
+        "elo": None if found is None else _bounded(found.elo),
     }
+
+
+def _bounded(elo: Estimate) -> dict[str, float | None]:
+    """Ends are None where there is no bound."""
+    low, high = (None if abs(end) >= FURTHEST_ELO else end for end in (elo.low, elo.high))
+    return {"value": elo.value, "low": low, "high": high}

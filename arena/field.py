@@ -48,6 +48,8 @@ class Field:
     which has a mean of its own, or anchors."""
     advantage: float | None
     """Of moving first; None where it was not fitted or the games cannot tell it."""
+    advantage_error: float | None
+    """Half the width of its 95 % interval."""
     draw_elo: float | None
     """Rao and Kupper's: half the width of the band of draws. None in the logistic model."""
     is_penalised: bool
@@ -65,7 +67,7 @@ class Field:
     def unrated(cls, failure: str) -> "Field":
         """Without ratings."""
         nothing = np.zeros((0, 0))
-        return cls({}, (), None, None, False, nothing, nothing, nothing, failure)
+        return cls({}, (), None, None, None, False, nothing, nothing, nothing, failure)
 
     def error(self, name: str) -> float:
         """Half the width of the rating's 95 % interval; 0 of an anchor. KeyError for one who did
@@ -232,12 +234,23 @@ class Design:
             ratings=dict(zip(self.names, whole.tolist()[:players], strict=True)),
             groups=self.groups,
             advantage=float(whole[players]) if self.has_advantage else None,
+            advantage_error=self._advantage_error(used, covariances[0]),
             draw_elo=float(whole[-1]) if draw else None,
             is_penalised=is_penalised,
             fisher=covariances[0],
             sandwich=covariances[1],
             covariance=used,
         )
+
+    def _advantage_error(self, used: Matrix, fisher: Matrix) -> float | None:
+        """By the covariance in use; by the larger of it and the model's where those who moved first
+        made the same of every pair, as where each pair has one winner: no scatter is seen then."""
+        if not self.has_advantage:
+            return None
+        at = len(self.names)
+        shares = np.bincount(self.clusters, self.scores) / np.bincount(self.clusters)
+        has_scatter = shares.min() < shares.max()
+        return Z95 * _root(used[at, at] if has_scatter else max(used[at, at], fisher[at, at]))
 
     def sandwich(self, inverse: Matrix, scores: Matrix) -> Matrix:
         """`inverse` around the scatter of the games' scores (gradients), added up by pair."""

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from arena.bradley_terry import MISFIT
-from arena.config import null_name
+from arena.config import anchors_at, null_name
 from arena.contest_report import contest, sprt
 from arena.field import Field
 from arena.figures import Figures, MatchFigures, label
@@ -78,7 +78,11 @@ class Ended(NamedTuple):
 class Asked(NamedTuple):
     """What the config asks of ratings and standings."""
 
-    anchors: Mapping[str, float] = MappingProxyType({})
+    names: Sequence[str] = ()
+    """In the order in which two of them are named: a gauntlet's challengers first, as in its
+    schedule, then as the agents stand in the config."""
+    anchors: Mapping[str, float | Mapping[str, float]] = MappingProxyType({})
+    """As in the config: see `config.anchors_at`."""
     null_names: frozenset[str] = frozenset()
     """An agent's second name, whose games are the noise floor and rate nobody."""
     order: Order = "points"
@@ -90,7 +94,9 @@ def asked_of(figures: Figures) -> Asked:
     """What the run's config asks of ratings and standings."""
     asked = figures.config.get("tournament", {})
     null = asked.get("null_pairing")
+    agents = [agent["name"] for agent in figures.config["agents"]]
     return Asked(
+        names=list(dict.fromkeys([*asked.get("challengers", ()), *agents])),
         anchors=asked.get("anchors", {}),
         null_names=frozenset([null_name(null)] if null else ()),
         order=order_of(figures.config),
@@ -117,7 +123,9 @@ def tables(ended: Sequence[Ended], asked: Asked, contest: Mapping[str, Any]) -> 
     met_itself = {match.row.id for match in null}
     ended = [match for match in ended if match.row.id not in met_itself]
     by_game = {
-        game: standings(map(_outcome, matches), asked.anchors)
+        game: standings(
+            map(_outcome, matches), anchors_at(asked.anchors, matches[0].row.game), asked.names
+        )
         for game, matches in _by_game(ended).items()
     }
     return {
@@ -133,7 +141,7 @@ def tables(ended: Sequence[Ended], asked: Asked, contest: Mapping[str, Any]) -> 
         "null_pairings": [
             row
             for game, matches in _by_game(null).items()
-            for row in _pairings(game, pairings(list(map(_outcome, matches))))
+            for row in _pairings(game, pairings(list(map(_outcome, matches)), asked.names))
         ],
     }
 
@@ -226,6 +234,7 @@ def _ratings(game: str, rated: Standings) -> dict[str, Any]:
     return {
         "game": game,
         "advantage_elo": field.advantage,
+        "advantage_error": field.advantage_error,
         "groups": [list(group) for group in field.groups],
         "skill_groups": [list(group) for group in rated.skill.groups],
         "is_penalised": field.is_penalised,

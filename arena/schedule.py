@@ -128,8 +128,8 @@ def _contests(config: RunConfig) -> Iterator[Contest]:
         elif asked.format == "knockout":
             yield Knockout(game, names, pairs, asked.sudden_death_pairs)
         else:
-            players = [name for name in names if name not in asked.anchors]
-            anchors = {name: elo for name, elo in asked.anchors.items() if name in names}
+            anchors = config.anchors(config.games()[game].name)
+            players = [name for name in names if name not in anchors]
             yield Ladder(game, players, anchors, pairs)
     if null:
         yield Fixed(null, pairs)

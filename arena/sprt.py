@@ -20,6 +20,7 @@ from arena.pairwise import (
     expected_score,
     has_normal_score,
     moments,
+    pairwise,
     values_of,
 )
 
@@ -27,7 +28,7 @@ Model = Literal["logistic", "normalized", "bayes_elo", "cutechess"]
 """What the bounds are: Elo; normalised Elo; BayesElo as fastchess tests it, and as cutechess does,
 whose bounds are Elo near 0 and are brought to BayesElo by the draws."""
 State = Literal["accept", "reject", "continue"]
-"""Of the hypothesis that the player is `elo1` better."""
+"""Of H1, that the player is `elo1` better, against H0, that it is `elo0` better."""
 
 _EMPTY_BIN = 1e-3
 """What an empty bin counts as (fastchess and fishtest)."""
@@ -131,8 +132,13 @@ class Sprt:
         Biometrika 65, 1978; Van den Bergh, fishtest's sprt.py). Worse is rejected sooner, accepted
         later, rejected instead of accepted. Of the logistic and the normalised model; ValueError
         for the others, and where nothing was counted. Where `arena.pairwise` leaves the normal
-        interval, half a result more is counted in each bin.
+        interval, its posterior: a few steps are no Brownian motion, and a posterior knows no stop.
         """
+        if self.model not in ("logistic", "normalized"):
+            raise ValueError(f"no estimate after a stop in the model {self.model}")
+        if not has_normal_score(bins):
+            found = pairwise(bins)
+            return Stopped(found.elo, found.los)
         walk = _Walk.of(self, bins)
 
         def at(share: float) -> float:
@@ -153,7 +159,7 @@ class Stopped:
     """What a stopped test says."""
 
     elo: Estimate
-    """Logistic Elo, median-unbiased; within ±FURTHEST_ELO."""
+    """Logistic Elo, median-unbiased; an end at ±FURTHEST_ELO is no bound."""
     los: float
 
 
@@ -252,22 +258,16 @@ class _Walk:
 
     @classmethod
     def of(cls, test: Sprt, bins: Sequence[float]) -> "_Walk":
-        counts = [float(count) for count in bins]
-        if not has_normal_score(counts):
-            # few results that are much alike tell too little of how far results spread
-            counts = [count + 0.5 for count in counts]
-        mean, variance = moments(counts)
+        mean, variance = moments(bins)
         if test.model == "logistic":
             zero, one = expected_score(test.elo0), expected_score(test.elo1)
-        elif test.model == "normalized":
+        else:
             deviation = math.sqrt(variance)
             zero, one = (
                 0.5 + _t_value(nelo, len(bins)) * deviation for nelo in (test.elo0, test.elo1)
             )
-        else:
-            raise ValueError(f"no estimate after a stop in the model {test.model}")
         slope = (mean - (zero + one) / 2) * (one - zero) / variance
-        units = sum(counts)
+        units = float(sum(bins))
         low, high = test.bounds
         llr = min(max(slope * units, low), high)
         time = units if llr == slope * units else llr / slope

@@ -68,14 +68,19 @@ class Standings:
     skill: Field
     """Ratings without forfeits."""
     pairings: tuple[Pairing, ...]
-    """Of each two that met, by all rated games; names in alphabetical order."""
+    """See `pairings`."""
     anchor_fit: float | None
     """See `bradley_terry.anchor_fit`, by all rated games; None too where that is not found."""
 
 
-def standings(outcomes: Iterable[Outcome], anchors: Mapping[str, float] | None = None) -> Standings:
-    """Statistics of one tournament of one game; `anchors` are ratings in Elo that are held fixed.
-    Ratings that cannot be found are left out, with the reason (`Field.failure`).
+def standings(
+    outcomes: Iterable[Outcome],
+    anchors: Mapping[str, float] | None = None,
+    order: Sequence[str] = (),
+) -> Standings:
+    """Statistics of one tournament of one game; `anchors` are ratings in Elo that are held fixed,
+    `order` is that of `pairings`. Ratings that cannot be found are left out, with the reason
+    (`Field.failure`).
 
     ValueError on a score other than 0, 1/2 and 1, a draw by forfeit, or a player against itself.
     """
@@ -88,7 +93,7 @@ def standings(outcomes: Iterable[Outcome], anchors: Mapping[str, float] | None =
         protocol=protocol_scores(rated),
         results=_field(rated, anchors),
         skill=_field(skilled, anchors),
-        pairings=tuple(pairings(rated)),
+        pairings=tuple(pairings(rated, order)),
         anchor_fit=_anchor_fit(rated, anchors or {}),
     )
 
@@ -130,16 +135,18 @@ def _share(part: int, whole: int) -> Estimate:
     return Estimate(part / whole, low, high)
 
 
-def pairings(outcomes: Sequence[Outcome]) -> Iterator[Pairing]:
-    """Each two that met, the alphabetically first as `one`; unrated games are left out."""
-    met: defaultdict[tuple[str, str], list[Outcome]] = defaultdict(list)
+def pairings(outcomes: Sequence[Outcome], order: Sequence[str] = ()) -> Iterator[Pairing]:
+    """Each two that met, `one` being the first of them in `order`, or else in the alphabet; unrated
+    games are left out."""
+    met: defaultdict[frozenset[str], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.is_rated:
-            one, two = sorted(outcome[:2])
-            met[one, two].append(outcome)
-    for one, two in combinations(sorted({name for both in met for name in both}), 2):
-        if (one, two) in met:
-            yield _pairing(one, two, met[one, two])
+            met[frozenset(outcome[:2])].append(outcome)
+    names = {name for both in met for name in both}
+    others = sorted(names.difference(order))
+    for one, two in combinations([*(name for name in order if name in names), *others], 2):
+        if frozenset((one, two)) in met:
+            yield _pairing(one, two, met[frozenset((one, two))])
 
 
 def _pairing(one: str, two: str, outcomes: Sequence[Outcome]) -> Pairing:

@@ -85,11 +85,26 @@ def _optional(value: float | None) -> str | None:
     return None if value is None else f"{round(value, 2):g}"
 
 
+def interval(elo: Row) -> str:
+    """The ends of an interval; None is no bound."""
+    low = "no lower bound" if elo["low"] is None else f"{round(elo['low']):+}"
+    high = "no upper bound" if elo["high"] is None else f"{round(elo['high']):+}"
+    return f"{low} to {high}"
+
+
 def decision(test: Row) -> str:
     """What a test by SPRT says."""
     if test["decision"] == "continue":
         return "undecided: max_pairs reached" if test["is_exhausted"] else "open"
-    return f"elo1 {test['elo1']:g}" if test["decision"] == "accept" else f"elo0 {test['elo0']:g}"
+    if test["decision"] == "accept":
+        return f"H1 accepted (elo1 {test['elo1']:g})"
+    return f"H0 accepted (elo0 {test['elo0']:g})"
+
+
+TEST_NOTE = (
+    "Elo of a test: of the pairs up to its decision and, from 30 on, free of the bias that an "
+    "early stop brings. Elo of a pairing: of all its games, with that bias."
+)
 
 
 def notes(report: Report) -> Iterator[str]:
@@ -99,7 +114,8 @@ def notes(report: Report) -> Iterator[str]:
     for told in report["ratings"]:
         game = told["game"]
         unrated = [row for row in report["results"] if row["game"] == game and not row["is_rated"]]
-        for note in (*_ratings_notes(told), *_unrated_notes(unrated)):
+        rows = [row for row in report["standings"] if row["game"] == game]
+        for note in (*_ratings_notes(told), *_zero_notes(rows), *_unrated_notes(unrated)):
             yield f"{game}: {note}"
 
 
@@ -112,10 +128,22 @@ def _ratings_notes(told: Row) -> Iterator[str]:
     if told["is_penalised"]:
         yield (
             "somebody won or lost everything, which alone would put ratings at infinity; a penalty "
-            "keeps them finite."
+            "keeps them finite. Of two players alone, go by their pairing."
         )
     if told["advantage_elo"] is not None:
-        yield f"moving first is worth {round(told['advantage_elo']):+} Elo."
+        worth = f"{round(told['advantage_elo']):+} ± {told['advantage_error']:.0f}"
+        yield f"moving first is worth {worth} Elo (95 %)."
+
+
+def _zero_notes(rows: Sequence[Row]) -> Iterator[str]:
+    """Elo and skill have one zero where the same players have both, or anchors hold them."""
+    skills = [row["skill_elo"] for row in rows if row["skill_elo"] is not None]
+    without = [row["name"] for row in rows if row["skill_elo"] is None and row["elo"] is not None]
+    if without and skills and abs(sum(skills)) < 0.01 * len(skills):
+        yield (
+            f"no skill rating, for want of a game without a forfeit: {_listed(without, ', ')}. "
+            "Skill is 0 at the mean of the others, so it is not to be compared with Elo."
+        )
 
 
 def _groups(groups: Sequence[Sequence[str]]) -> str:

@@ -589,6 +589,8 @@ class _Wide(NamedTuple):
     """Columns of numbers."""
     names: int
     """First columns, which each part begins with."""
+    note: str = ""
+    """A line below."""
 
 
 def _print_all(console: Console, tables: Iterable[Table | _Wide]) -> None:
@@ -605,6 +607,8 @@ def _print_all(console: Console, tables: Iterable[Table | _Wide]) -> None:
                 names=table.names,
                 folded_at=_FOLDED_AT,
             )
+            if table.note:
+                console.print(Text(table.note))
 
 
 def _print_standings(console: Console, report: Mapping[str, Any]) -> None:
@@ -613,7 +617,11 @@ def _print_standings(console: Console, report: Mapping[str, Any]) -> None:
     right = set(told.columns).difference(("game", "agent"))
     _print_all(console, [_Wide(*told, right, len(standings_text.NAMES))])
     notes = standings_text.notes(report)
-    more = (*_rating_notes(report["ratings"]), *_test_notes(report["sprt"]))
+    more = (
+        *_rating_notes(report["ratings"]),
+        *_test_notes(report["sprt"]),
+        *_cross_notes(report["standings"]),
+    )
     _print_lines(console, "What to know of the standings", (*notes, *more))
 
 
@@ -689,6 +697,16 @@ def _cross_tables(
             yield table
 
 
+def _cross_notes(standings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Where the cross-table is that would be too wide here."""
+    for game, players in Counter(row["game"] for row in standings).items():
+        if players > _CROSS_TABLE_PLAYERS:
+            yield (
+                f"{game}: no cross-table here, for {players} players make it too wide; it is in "
+                "the page of `arena report DIR --html F`."
+            )
+
+
 def _met(pairings: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
     """Points and games of the first-named against the second."""
     met = {}
@@ -723,11 +741,11 @@ def _sprt_table(tests: Sequence[Mapping[str, Any]]) -> _Wide:
                 f"{row['llr']:.2f}",
                 f"{row['lower']:.2f} to {row['upper']:.2f}",
                 "-" if elo is None else f"{round(elo['value']):+}",
-                "-" if elo is None else f"{round(elo['low']):+} to {round(elo['high']):+}",
+                "-" if elo is None else standings_text.interval(elo),
             )
         )
     right = set(columns).difference((*_TWO, "decision"))
-    return _Wide("SPRT", columns, rows, right, len(_TWO))
+    return _Wide("SPRT", columns, rows, right, len(_TWO), standings_text.TEST_NOTE)
 
 
 def _rating_notes(ratings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -751,8 +769,8 @@ def _test_notes(tests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 f"{test['unrated_pairs']} pairs with a game that is not rated"
             )
             if test["run_decision"] != test["decision"]:
-                says = {"accept": "elo1", "reject": "elo0"}.get(test["run_decision"], "open")
-                told += f"; the run went by all pairs, which say {says}"
+                says = standings_text.decision({**test, "decision": test["run_decision"]})
+                told += f"; the run went by all pairs, which say: {says}"
             yield f"{told}."
 
 
@@ -779,7 +797,7 @@ def _pairings_table(pairings: Sequence[Mapping[str, Any]], title: str = "Pairing
             *(row["game"], row["agent"], row["opponent"]),
             *(str(row[count]) for count in counts),
             f"{round(row['elo']['value']):+}",
-            f"{round(row['elo']['low']):+} to {round(row['elo']['high']):+}",
+            standings_text.interval(row["elo"]),
             standings_text.likelihood(row["los"]),
         )
         for row in pairings

@@ -31,18 +31,26 @@ class EngineConfig(BaseModel):
 
     kind: str = Field(description="The kind of engine.")
     context_tokens: int = Field(
-        default=2048, ge=64, description="Tokens of prompt and answer together, per request."
+        default=2048,
+        ge=64,
+        strict=True,
+        description="Tokens of prompt and answer together, per request.",
     )
     max_concurrent: int = Field(
-        default=16, ge=1, description="Requests inside the engine at once: the largest batch."
+        default=16,
+        ge=1,
+        strict=True,
+        description="Requests inside the engine at once: the largest batch.",
     )
     max_queued: int = Field(
         default=64,
         ge=0,
+        strict=True,
         description="Requests that may wait before the engine; one more is refused at once.",
     )
     adaptive: bool = Field(
         default=False,
+        strict=True,
         description="Take only as many requests as are answered within `slo_seconds`, by the rate "
         "as it is measured; refuse others at once.",
     )
@@ -50,6 +58,7 @@ class EngineConfig(BaseModel):
         default=1.0,
         gt=0,
         le=86_400,
+        strict=True,
         description="With `adaptive`: seconds from asking to the answer.",
     )
 

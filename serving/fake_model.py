@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 Ids: TypeAlias = "array[int]"
 
@@ -89,14 +89,21 @@ class FakeFault(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     kind: FaultKind = Field(description="What goes wrong.")
-    at: tuple[int, ...] = Field(
+    at: tuple[StrictInt, ...] = Field(
         default=(), description="Questions to the model, counted from 0 as they reach the server."
     )
     probability: float = Field(
-        default=0.0, ge=0.0, le=1.0, description="Chance per question, from its own seed."
+        default=0.0,
+        ge=0.0,
+        le=1.0,
+        strict=True,
+        description="Chance per question, from its own seed.",
     )
     seconds: float | None = Field(
-        default=None, gt=0.0, description="How long, by the real clock; omitted: the kind's own."
+        default=None,
+        gt=0.0,
+        strict=True,
+        description="How long, by the real clock; omitted: the kind's own.",
     )
 
     @property
@@ -115,20 +122,36 @@ class FakeConfig(BaseModel):
         min_length=1,
         description="Servers it answers as; a path that several have is the first one's.",
     )
-    slots: int = Field(default=8, ge=1, description="Requests computed at once.")
+    slots: int = Field(default=8, ge=1, strict=True, description="Requests computed at once.")
     queue: int | None = Field(
-        default=None, ge=0, description="Requests that may wait for a slot; omitted: any number."
+        default=None,
+        ge=0,
+        strict=True,
+        description="Requests that may wait for a slot; omitted: any number.",
     )
-    context_tokens: int = Field(default=2048, ge=16, description="Prompt and answer, per request.")
-    prefill_tokens_per_s: float = Field(default=2000.0, gt=0.0, description="Prompt tokens.")
+    context_tokens: int = Field(
+        default=2048, ge=16, strict=True, description="Prompt and answer, per request."
+    )
+    prefill_tokens_per_s: float = Field(
+        default=2000.0, gt=0.0, strict=True, description="Prompt tokens."
+    )
     decode_ms_per_token: float = Field(
-        default=20.0, ge=0.0, description="One step of one request that computes no prompt."
+        default=20.0,
+        ge=0.0,
+        strict=True,
+        description="One step of one request that computes no prompt.",
     )
     load_factor: float = Field(
-        default=2.0, ge=1.0, description="How much longer a step takes with every slot in use."
+        default=2.0,
+        ge=1.0,
+        strict=True,
+        description="How much longer a step takes with every slot in use.",
     )
     step_tokens: int = Field(
-        default=2048, ge=1, description="Tokens of a step; a longer prompt is computed in pieces."
+        default=2048,
+        ge=1,
+        strict=True,
+        description="Tokens of a step; a longer prompt is computed in pieces.",
     )
     cache: Literal["shared", "per_slot", "none"] | None = Field(
         default=None,
@@ -138,6 +161,7 @@ class FakeConfig(BaseModel):
     block_tokens: int | None = Field(
         default=None,
         ge=1,
+        strict=True,
         description="Tokens of a block of a shared cache; omitted: 1 for SGLang, else 16.",
     )
     replies: tuple[str, ...] = Field(
@@ -145,8 +169,12 @@ class FakeConfig(BaseModel):
         min_length=1,
         description="What a free answer says, chosen by prompt and seed.",
     )
-    seed: int = Field(default=0, description="Of faults, and of questions without a seed.")
-    speed: float = Field(default=1.0, gt=0.0, description="Seconds of the model per real second.")
+    seed: int = Field(
+        default=0, strict=True, description="Of faults, and of questions without a seed."
+    )
+    speed: float = Field(
+        default=1.0, gt=0.0, strict=True, description="Seconds of the model per real second."
+    )
     faults: tuple[FakeFault, ...] = Field(
         default=(), description="Misbehaviours; the first that applies to a question is taken."
     )

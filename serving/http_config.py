@@ -52,10 +52,17 @@ class HttpEngineConfig(EngineConfig):
         description="Name of the environment variable that holds the server's key; with url.",
     )
     start_seconds: float = Field(
-        default=LAUNCH_START_S, gt=0, description="Until a launched server must answer."
+        default=LAUNCH_START_S,
+        gt=0,
+        strict=True,
+        description="Until a launched server must answer.",
     )
     scrape_seconds: float = Field(
-        default=1.0, gt=0, le=3600, description="Between looks at the server's metrics."
+        default=1.0,
+        gt=0,
+        le=3600,
+        strict=True,
+        description="Between looks at the server's metrics.",
     )
     extra_args: tuple[str, ...] = Field(
         default=(), description="Further words for the end of the launched server's command line."
@@ -175,7 +182,10 @@ class BatchKnobs(HttpEngineConfig):
         default="auto", description="What it computes on; auto: what its installation is for."
     )
     max_batched_tokens: int | None = Field(
-        default=None, ge=1, description="Tokens per step; omitted: the server's own choice."
+        default=None,
+        ge=1,
+        strict=True,
+        description="Tokens per step; omitted: the server's own choice.",
     )
     kv_cache_bytes: ByteSize | None = Field(
         default=None, gt=0, description="Memory of the KV cache, as a number or like '512MiB'."
@@ -184,14 +194,20 @@ class BatchKnobs(HttpEngineConfig):
         default=None,
         gt=0.0,
         le=1.0,
+        strict=True,
         description="Share of the device's memory for weights and KV cache.",
     )
     kv_dtype: str | None = Field(
         default=None, description="Type of cached values, such as fp8; omitted: the model's."
     )
-    prefix_cache: bool = Field(default=True, description="Reuse the KV of shared prompt prefixes.")
+    prefix_cache: bool = Field(
+        default=True, strict=True, description="Reuse the KV of shared prompt prefixes."
+    )
     block_tokens: int | None = Field(
-        default=None, ge=1, description="Tokens per KV block; omitted: the server's own choice."
+        default=None,
+        ge=1,
+        strict=True,
+        description="Tokens per KV block; omitted: the server's own choice.",
     )
     dtype: DType | None = Field(
         default=None,
@@ -201,6 +217,7 @@ class BatchKnobs(HttpEngineConfig):
     threads: int | None = Field(
         default=None,
         ge=1,
+        strict=True,
         description="OpenMP threads on a CPU; omitted: half of the processors, at least one.",
     )
 

@@ -115,6 +115,7 @@ class LlamaServerConfig(HttpEngineConfig):
         default=3.0,
         gt=0,
         le=3600,
+        strict=True,
         description="Between looks at the server's metrics; frequent ones keep it from noticing "
         "that a client has left.",
     )
@@ -123,7 +124,7 @@ class LlamaServerConfig(HttpEngineConfig):
         description="llama-server's file; omitted: the one on PATH, else the package xllamacpp.",
     )
     max_batched_tokens: int | None = Field(
-        default=None, ge=1, description=f"Tokens per step; omitted: {BATCH_TOKENS}."
+        default=None, ge=1, strict=True, description=f"Tokens per step; omitted: {BATCH_TOKENS}."
     )
     kv_dtype: str | None = Field(
         default=None, description="Type of cached values, such as q8_0; omitted: f16."
@@ -131,6 +132,7 @@ class LlamaServerConfig(HttpEngineConfig):
     threads: int | None = Field(
         default=None,
         ge=1,
+        strict=True,
         description="Threads that compute; omitted: half of the processors, at least one.",
     )
 

@@ -133,7 +133,10 @@ class OllamaConfig(HttpEngineConfig):
         default=None, description="Type of cached values; omitted: f16."
     )
     threads: int | None = Field(
-        default=None, ge=1, description="Threads that compute; omitted: Ollama's own choice."
+        default=None,
+        ge=1,
+        strict=True,
+        description="Threads that compute; omitted: Ollama's own choice.",
     )
 
 

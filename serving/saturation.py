@@ -51,12 +51,14 @@ class SaturationConfig(BaseModel):
     warmup_seconds: float = Field(
         default=10.0,
         ge=0,
+        strict=True,
         description="Seconds after an engine's first step, or its first after it was down, in "
         "which nothing but preemption counts: matches begin, and first steps are slow.",
     )
     gap_seconds: float = Field(
         default=10.0,
         gt=0,
+        strict=True,
         description="Seconds without a step while requests are in flight from which the engine "
         "counts as down; fewer are one long step.",
     )
@@ -64,34 +66,43 @@ class SaturationConfig(BaseModel):
         default=10.0,
         gt=0,
         le=100,
+        strict=True,
         description="Seconds over which waiting, refusals and the rate of streams are judged.",
     )
     waiting_share: float = Field(
         default=0.8,
         gt=0,
         le=1,
+        strict=True,
         description="queueing: share of the samples in the window at which requests waited.",
     )
     trend_seconds: float = Field(
         default=30.0,
         gt=0,
         le=100,
+        strict=True,
         description="ttft_rising: seconds over which a trend is looked for, besides all there is; "
         "a queue not empty for as long is steady.",
     )
     trend_samples: int = Field(
-        default=20, ge=9, le=100, description="ttft_rising: least number of buckets for a trend."
+        default=20,
+        ge=9,
+        le=100,
+        strict=True,
+        description="ttft_rising: least number of buckets for a trend.",
     )
     trend_confidence: float = Field(
         default=0.95,
         gt=0.5,
         lt=1,
+        strict=True,
         description="ttft_rising: two-sided confidence with which both slopes must be above 0 "
         "(GuideLLM's rule: 0.95).",
     )
     trend_rise: float = Field(
         default=0.5,
         gt=0,
+        strict=True,
         description="ttft_rising: least relative rise of both, last third against first; as much "
         "more answered is more load, not less capacity.",
     )
@@ -99,12 +110,14 @@ class SaturationConfig(BaseModel):
         default=0.2,
         ge=0,
         le=0.5,
+        strict=True,
         description="ttft_rising: least share of the rise in each half of the window, so that a "
         "short burst is no trend.",
     )
     ttft_floor_seconds: float = Field(
         default=0.25,
         ge=0,
+        strict=True,
         description="ttft_rising: a time to first token below this is no worry however it rose "
         "(a quarter of a move a second).",
     )
@@ -112,41 +125,53 @@ class SaturationConfig(BaseModel):
         default=30.0,
         gt=0,
         le=100,
+        strict=True,
         description="preemption: seconds for which one preemption counts as pressure.",
     )
     kv_pressure: float = Field(
         default=0.9,
         gt=0,
         le=1,
+        strict=True,
         description="Share of the KV cache in use from which waiting is memory's fault.",
     )
     stream_share: float = Field(
         default=0.7,
         gt=0,
         lt=1,
+        strict=True,
         description="slow_streams: tokens a second of a stream, against those at half the load.",
     )
     stream_samples: int = Field(
-        default=5, ge=1, description="slow_streams: least number of buckets now and at half load."
+        default=5,
+        ge=1,
+        strict=True,
+        description="slow_streams: least number of buckets now and at half load.",
     )
     full_batch_share: float = Field(
         default=0.75,
         gt=0,
         le=1,
+        strict=True,
         description="slow_streams: share of the largest possible batch from which it is full.",
     )
     rejection_share: float = Field(
         default=0.01,
         ge=0,
         lt=1,
+        strict=True,
         description="rejections: share of the requests handed in; more refused is an alarm.",
     )
     rejections: int = Field(
-        default=2, ge=1, description="rejections: least number refused; one may be chance."
+        default=2,
+        ge=1,
+        strict=True,
+        description="rejections: least number refused; one may be chance.",
     )
     drains: int = Field(
         default=2,
         ge=1,
+        strict=True,
         description="Times a queue must have emptied again to be called a sawtooth.",
     )
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from random import Random
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, model_validator
 
 from serving.config import (
     PACKAGED_MODEL,
@@ -60,11 +60,15 @@ class ScriptedFault(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Misbehaviour = Field(description="What goes wrong.")
-    at: tuple[int, ...] = Field(
+    at: tuple[StrictInt, ...] = Field(
         default=(), description="Requests, counted from 0 as they reach the engine."
     )
     probability: float = Field(
-        default=0.0, ge=0.0, le=1.0, description="Chance per request, from its own seed."
+        default=0.0,
+        ge=0.0,
+        le=1.0,
+        strict=True,
+        description="Chance per request, from its own seed.",
     )
 
 
@@ -86,13 +90,14 @@ class ScriptedConfig(EngineConfig):
     model: str = Field(
         default=PACKAGED_MODEL, description="Whose tokenizer and chat template are used."
     )
-    latency_seconds: float | tuple[float, float] = Field(
+    latency_seconds: StrictFloat | tuple[StrictFloat, StrictFloat] = Field(
         default=0.0, description="Per request: fixed, or [low, high] drawn evenly; 0 for none."
     )
     tokens_per_reply: int | None = Field(
         default=None,
         ge=1,
         le=1_000_000,
+        strict=True,
         description="Tokens said to be written; omitted: one a character and one.",
     )
     replies: tuple[str, ...] = Field(
@@ -100,13 +105,21 @@ class ScriptedConfig(EngineConfig):
         description="What a free answer or a thought says, taken in turn by the request's seed and "
         "cut after as many characters as it may have tokens.",
     )
-    prefix_cache: bool = Field(default=True, description="Report cached prompt tokens.")
-    block_tokens: int = Field(default=32, ge=1, description="Whole blocks count as cached.")
+    prefix_cache: bool = Field(
+        default=True, strict=True, description="Report cached prompt tokens."
+    )
+    block_tokens: int = Field(
+        default=32, ge=1, strict=True, description="Whole blocks count as cached."
+    )
     faults: tuple[ScriptedFault, ...] = Field(
         default=(), description="Misbehaviours; the first that applies to a request is taken."
     )
-    slow_seconds: float = Field(default=1.0, ge=0.0, description="The least latency of `slow`.")
-    seed: int = Field(default=0, description="Of latencies and of requests without a seed.")
+    slow_seconds: float = Field(
+        default=1.0, ge=0.0, strict=True, description="The least latency of `slow`."
+    )
+    seed: int = Field(
+        default=0, strict=True, description="Of latencies and of requests without a seed."
+    )
 
     @model_validator(mode="after")
     def _latency_is_a_range(self) -> "ScriptedConfig":

@@ -67,6 +67,7 @@ class VllmConfig(EngineConfig):
     max_batched_tokens: int | None = Field(
         default=None,
         ge=1,
+        strict=True,
         description="Tokens per step; omitted: vLLM's own choice, on a CPU context_tokens. With "
         "fewer there, vLLM 0.32 ends when it computes a prompt in parts.",
     )
@@ -81,15 +82,19 @@ class VllmConfig(EngineConfig):
         default=None,
         gt=0.0,
         le=1.0,
+        strict=True,
         description="Share of the device's memory for weights and KV cache; on a GPU 0.9.",
     )
     kv_dtype: str | None = Field(
         default=None, description="Type of cached values, such as fp8; omitted: the model's."
     )
-    prefix_cache: bool = Field(default=True, description="Reuse the KV of shared prompt prefixes.")
+    prefix_cache: bool = Field(
+        default=True, strict=True, description="Reuse the KV of shared prompt prefixes."
+    )
     block_tokens: int | None = Field(
         default=None,
         ge=1,
+        strict=True,
         description="Tokens per KV block; omitted: 32 on a CPU, vLLM's on a GPU.",
     )
     dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] | None = Field(
@@ -100,15 +105,23 @@ class VllmConfig(EngineConfig):
     threads: int | None = Field(
         default=None,
         ge=1,
+        strict=True,
         description="OpenMP threads on a CPU; omitted: half of the processors, at least one.",
     )
     seed: int = Field(
-        default=0, ge=0, description="vLLM's own; every request brings its seed besides."
+        default=0,
+        ge=0,
+        strict=True,
+        description="vLLM's own; every request brings its seed besides.",
     )
     enforce_eager: bool | None = Field(
-        default=None, description="No compilation or graphs; omitted: true on a CPU, else false."
+        default=None,
+        strict=True,
+        description="No compilation or graphs; omitted: true on a CPU, else false.",
     )
-    tensor_parallel: int = Field(default=1, ge=1, description="GPUs that share one copy.")
+    tensor_parallel: int = Field(
+        default=1, ge=1, strict=True, description="GPUs that share one copy."
+    )
     extra_args: dict[str, Any] = Field(
         default_factory=dict, description="Further arguments of vLLM's AsyncEngineArgs, by name."
     )

@@ -539,4 +539,17 @@ def test_a_pass_is_the_generals_own_square(
             self.start, self.moves = start, moves
 
     assert to_uci(Played()) == told  # type: ignore[arg-type]
-    assert [from_uci(move) for move in told] == list(moves)
+    reached = game.position(start)
+    for uci, move in zip(told, moves, strict=True):
+        assert from_uci(uci, reached) == move
+        reached = reached.play(move)
+
+
+@pytest.mark.parametrize("move", ["a1a1", "e9e9", "c4c4", "e3e3"])
+async def test_no_other_piece_passes_by_its_own_square(move: str) -> None:
+    """An engine's `a1a1`, of a chariot, counted as a pass."""
+    start = position("janggi", "janggi")
+    assert from_uci(move, start) == move
+    async with playing("fairy", move) as agent:
+        decision = await agent.choose(turn(start, "janggi"))
+    assert decision.fault is Fault.ENGINE_ILLEGAL

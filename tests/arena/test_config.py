@@ -5,12 +5,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
-from arena.config import ConfigError, load, openings_of, parse, reference
+from agents import AGENT_KINDS
+from arena.config import ConfigError, Section, load, openings_of, parse, reference
 from arena.preflight import check
 from arena.schedule import matches
+from serving import ENGINE_KINDS, FakeConfig, SaturationConfig
+from serving.fake_model import FakeFault
+from serving.scripted import ScriptedFault
 
 ROOT = Path(__file__).parents[2]
+NUMBERS = {int, float, int | None, float | None}
+SWITCHES = {bool, bool | None}
+MODELS: list[type[BaseModel]] = [
+    *(Section.__subclasses__()),
+    *(kind.config for kind in AGENT_KINDS.values()),
+    *(kind.config_class for kind in ENGINE_KINDS.values()),
+    *(ScriptedFault, FakeConfig, FakeFault, SaturationConfig),
+]
 
 
 def data(**changes: Any) -> dict[str, Any]:
@@ -26,6 +39,44 @@ def data(**changes: Any) -> dict[str, Any]:
         "tournament": {"games": ["chess", "janggi"], "pairs": 2, "parallel_matches": 8},
     }
     return {**base, **changes}
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_a_number_is_no_text_and_no_switch(model: type[BaseModel]) -> None:
+    """`temperature = true` was 1, and `random_moves = "0.5"` a half."""
+    for name, field in model.model_fields.items():
+        wrong: list[Any] = []
+        if field.annotation in NUMBERS:
+            wrong = [True, "1"]
+        elif field.annotation in SWITCHES:
+            wrong = [1, "true"]
+        for value in wrong:
+            with pytest.raises(ValidationError) as seen:
+                model.model_validate({name: value})
+            # a knob that a kind lacks is refused by its table
+            assert {error["loc"] for error in seen.value.errors()} & {(name,), ()}, name
+
+
+def test_a_name_with_a_joiner_is_told_what_is_wrong() -> None:
+    agents = [{"name": "👨\u200d👩", "kind": "random"}, {"name": "b", "kind": "random"}]
+    with pytest.raises(ConfigError, match=r"agents\[0\]\.name: .*no joiners"):
+        parse(data(agents=agents))
+
+
+@pytest.mark.parametrize("latency", [True, "0.5", [0, "1"]])
+def test_a_range_is_of_numbers(latency: object) -> None:
+    engines = {"main": {"kind": "scripted", "latency_seconds": latency}}
+    with pytest.raises(ConfigError, match=r"engines\.main\.latency_seconds"):
+        parse(data(engines=engines))
+
+
+def test_a_whole_number_is_a_number() -> None:
+    agents = [
+        {"name": "a", "kind": "llm", "engine": "main", "temperature": 1},
+        {"name": "b", "kind": "uci", "command": "x", "random_moves": 1},
+    ]
+    made = parse(data(agents=agents))
+    assert (made.agents[0].temperature, made.agents[1].random_moves) == (1.0, 1.0)
 
 
 def test_a_player_of_one_game_alone_is_read_and_counted() -> None:

@@ -40,7 +40,8 @@ def config(format_: str, agents: int, seed: int = 1, **tournament: Any) -> RunCo
         },
     }
     if format_ == "ladder":
-        table["tournament"] |= {"pairs": 3, "anchors": {"a0": -100, "a1": 150.5}}
+        fixed = {"pairs": 3, "anchors": {"a0": -100, "a1": 150.5}}
+        table["tournament"] = fixed | table["tournament"]
     if format_ in ("stopped", "sprt"):
         table["sprt"] = TEST
     return parse(table)
@@ -365,6 +366,14 @@ def test_openings_follow_the_book_s_order_from_where_they_begin() -> None:
             r"tournament\.anchors\.a0: .* or equal to -4000",
         ),
         ("round_robin", {"anchors": {"a0": 4001}}, r"tournament\.anchors\.a0: .* or equal to 4000"),
+        ("round_robin", {"anchors": {"a0": {}}}, r"tournament\.anchors\.a0: .*at least 1 item"),
+        ("round_robin", {"anchors": {"a0": {"go": 1}}}, r'anchors\.a0: "go" is not played'),
+        (
+            "round_robin",
+            {"anchors": {"a0": {"chess": "5"}}},
+            r"tournament\.anchors\.a0\.chess: is '5'",
+        ),
+        ("ladder", {"anchors": {"a0": {"chess": 1}}}, r"tournament\.anchors: at janggi 0 of 3"),
         ("round_robin", {"null_pairing": 1}, r"tournament\.null_pairing: is 1; write true"),
     ],
 )
@@ -373,6 +382,20 @@ def test_what_a_format_cannot_use_is_one_line_with_the_key(
 ) -> None:
     with pytest.raises(ConfigError, match=told):
         config(format_, 3, **changes)
+
+
+def test_an_anchor_has_a_rating_of_its_own_at_each_game() -> None:
+    anchors = {"a0": {"chess": 300, "janggi": -200.5}, "a1": 100, "a2": {"chess": 0}}
+    made = config("ladder", 5, anchors=anchors)
+    assert made.anchors("chess") == {"a0": 300, "a1": 100, "a2": 0}
+    assert made.anchors("janggi") == {"a0": -200.5, "a1": 100}
+    assert parse(made.to_data()) == made
+    first = {spec.game: set[str]() for spec in Schedule(made).due()}
+    for spec in Schedule(made).due():
+        first[spec.game].update(spec.agents)
+    # each begins near the anchors' mean: 133, and -50, of two as near the lower; at janggi a2 plays
+    assert first == {"chess": {"a1", "a3", "a4"}, "janggi": {"a0", "a2", "a3", "a4"}}
+    assert made.most_matches == 2 * 3 * (2 + 3)
 
 
 @pytest.mark.parametrize(

@@ -446,16 +446,22 @@ def test_what_this_version_does_not_know_is_one_line(
     assert line.startswith(f"arena: match {match.id} cannot be replayed: bad ")
 
 
-def test_a_uci_engine_s_answers_are_judged_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("game", "answer", "move", "other"),
+    [("chess", "g1f3", "g1f3", "a1a8"), ("janggi", "e2e2", "pass", "a1a1")],
+)
+def test_a_uci_engine_s_answers_are_judged_again(
+    game: str, answer: str, move: str, other: str, tmp_path: Path
+) -> None:
     """A legal answer, then an illegal one; what it draws by the run's dice leaves no reply."""
     fake = Path(__file__).parents[1] / "agents" / "fake_uci.py"
-    command = [sys.executable, str(fake), "fine", "g1f3", "a1a8"]
+    command = [sys.executable, str(fake), "fairy", answer, "a1a8"]
     (tmp_path / "t.toml").write_text(
         'name = "t"\n[[agents]]\nname = "fish"\nkind = "uci"\n'
         f"command = {json.dumps(command)}\n"
         '[[agents]]\nname = "dice"\nkind = "random"\n'
-        "[tournament]\npairs = 1\nparallel_matches = 1\n[pace]\nmove_period_seconds = 0\n"
-        '[openings]\nbook = "start"\n[faults]\nprobe = false\n'
+        f'[tournament]\ngames = ["{game}"]\npairs = 1\nparallel_matches = 1\n'
+        '[pace]\nmove_period_seconds = 0\n[openings]\nbook = "start"\n[faults]\nprobe = false\n'
     )
     run = tmp_path / "run"
     assert cli.main(["run", str(tmp_path / "t.toml"), "--out", str(run), "--view", "none"]) == 0
@@ -465,13 +471,13 @@ def test_a_uci_engine_s_answers_are_judged_again(tmp_path: Path) -> None:
     assert result["is_same"]
     assert result["replies_judged"] == sum(a.reply_text is not None for a in held.attempts)
     first = held.attempts[0].request_id
-    tamper(run, "UPDATE attempts SET reply_text = 'a1a8' WHERE request_id = ?", first)
+    tamper(run, "UPDATE attempts SET reply_text = ? WHERE request_id = ?", other, first)
     (found,) = replayed(run)["differences"]
-    assert (found["attempt"], found["stored"]) == (first, "g1f3")
+    assert (found["attempt"], found["stored"]) == (first, move)
     assert found["now"].startswith("engine_illegal")
     tamper(run, "UPDATE attempts SET reply_text = NULL WHERE request_id = ?", first)
     (found,) = replayed(run)["differences"]
-    assert (found["what"], found["stored"]) == ("answer", "g1f3")
+    assert (found["what"], found["stored"]) == ("answer", move)
 
 
 def test_moves_that_a_uci_player_draws_are_drawn_again(tmp_path: Path) -> None:

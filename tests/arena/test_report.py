@@ -332,8 +332,58 @@ def test_a_test_leaves_out_pairs_with_an_unrated_game_and_says_so(
     assert (test["pairs"], test["unrated_pairs"]) == (1, 5)
     assert (
         "the test of ann v bob leaves out 5 pairs with a game that is not rated; the run went by "
-        "all pairs, which say elo1."
+        "all pairs, which say: H1 accepted (elo1 100)."
     ) in text_of(build(held))
+
+
+def test_a_test_s_interval_may_have_no_bound() -> None:
+    """-2000 was printed as one."""
+    matches = [
+        played(
+            number,
+            *(("ann", "bob") if number % 2 == 0 else ("bob", "ann")),
+            None if number % 14 == 7 else 1 - number % 2,
+        )
+        for number in range(88)
+    ]
+    told = build(of_config(matches, sprt={"elo0": -400, "elo1": -300}))
+    (test,) = told["sprt"]
+    assert (test["pairs"], test["decision"]) == (44, "reject")
+    assert test["elo"]["low"] is None
+    assert test["elo"]["value"] < test["elo"]["high"] < -300
+    assert "no lower bound to -3" in text_of(told)
+
+
+def test_pairings_name_players_as_their_tests_do() -> None:
+    """In the alphabet they once stood in the opposite order, with the opposite sign."""
+    matches = [
+        played(number, *(("bob", "ann") if number % 2 == 0 else ("ann", "bob")), number % 2)
+        for number in range(8)
+    ]
+    held = of_config(
+        matches,
+        agents=[{"name": "bob", "kind": "random"}, {"name": "ann", "kind": "random"}],
+        sprt={"elo0": 0, "elo1": 300},
+    )
+    told = build(held)
+    (test,), (pairing,) = told["sprt"], told["pairings"]
+    assert (test["agent"], test["opponent"]) == (pairing["agent"], pairing["opponent"])
+    assert test["elo"]["value"] > 0
+    assert pairing["elo"]["value"] > 0
+    assert "free of the bias that an early stop brings" in text_of(told)
+
+
+def test_an_anchor_s_rating_is_that_of_the_game() -> None:
+    matches = [
+        *(played(n, "ann", "bob", n % 2) for n in range(4)),
+        *(played(n, "ann", "bob", n % 2, game="janggi", ruleset="standard") for n in range(4, 8)),
+    ]
+    anchors = {"ann": {"chess": 800, "janggi": 600}, "bob": {"chess": 750}}
+    told = build(of_config(matches, tournament={"anchors": anchors}))["standings"]
+    elo = {(row["game"], row["name"]): row["elo"] for row in told}
+    assert (elo["chess", "ann"], elo["chess", "bob"]) == (800, 750)
+    assert elo["janggi", "ann"] == 600
+    assert abs(elo["janggi", "bob"] - 600) < 1
 
 
 def test_a_stored_test_that_is_refused_today_does_not_break_the_report() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from arena.bradley_terry import MISFIT, anchor_fit, logistic
 from arena.field import Design, Field, Game
 from arena.pairwise import (
+    ELO_PER_LOGIT,
     Z95,
     PairCounts,
     Pairwise,
@@ -418,6 +419,42 @@ def test_an_advantage_that_games_cannot_tell_is_left_out() -> None:
     assert logistic(both).advantage is not None
 
 
+def test_an_advantage_has_an_interval_even_where_each_pair_has_one_winner() -> None:
+    """There first players make a point of every pair, and the sandwich says ± 0."""
+    names = ("a", "b") * 20
+    games = [
+        game
+        for n, winner in enumerate(names)
+        for game in (
+            Game("a", "b", float(winner == "a"), str(n)),
+            Game("b", "a", float(winner == "b"), str(n)),
+        )
+    ]
+    field = logistic(games)
+    assert field.advantage == near(0)
+    assert field.advantage_error is not None
+    assert field.advantage_error > 50
+    assert logistic(games, has_advantage=False).advantage_error is None
+
+
+def test_an_advantage_s_interval_holds_it_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(5)
+    held = 0
+    for _ in range(200):
+        games = [
+            Game(*seats, score, str(n))
+            for n in range(30)
+            for seats, expected in ((("a", "b"), 0.65), (("b", "a"), 0.5))
+            for score in [float(rng.choice((0, 0.5, 1), p=(0.7 - expected, 0.6, expected - 0.3)))]
+        ]
+        field = logistic(games)
+        assert field.advantage is not None
+        assert field.advantage_error is not None
+        truth = np.log(0.65 / 0.35) / 2 * ELO_PER_LOGIT
+        held += abs(field.advantage - truth) <= field.advantage_error
+    assert 0.91 <= held / 200 <= 0.99
+
+
 def test_errors_count_pairs_once() -> None:
     """Games of a pair that end alike are worth one game."""
     rng = np.random.default_rng(3)
@@ -478,6 +515,34 @@ def test_a_stop_after_few_results_is_estimated_finitely(
     found = Sprt(0, 50, model=model).estimate(bins)
     assert -2000 <= found.elo.low < found.elo.value < found.elo.high <= 2000
     assert 0 <= found.los <= 1
+
+
+def test_a_sweep_is_what_the_guide_says_of_it() -> None:
+    """It told of 10½-½, which is so without an advantage to be found."""
+    games = [
+        game
+        for n in range(5)
+        for game in (Game("a", "b", 1.0, str(n)), Game("b", "a", 0.0, str(n)))
+    ]
+    field, alone = logistic(games), logistic(games, has_advantage=False)
+    gap = field.ratings["a"] - field.ratings["b"]
+    assert gap == pytest.approx(elo(5.5 / 6), abs=0.01)
+    assert alone.ratings["a"] - alone.ratings["b"] == pytest.approx(elo(10.5 / 11), abs=0.01)
+    met = pairwise((0, 0, 0, 0, 5)).elo
+    told = (Path(__file__).parents[2] / "docs/guides/ratings.md").read_text()
+    assert f"+{met.value:.0f}, from +{met.low:.0f} to +{met.high:.0f}" in told
+    assert f"a gap of {gap:.0f} ± {2 * field.error('a'):.0f}" in told
+
+
+@pytest.mark.parametrize("pairs", [5, 6, 12])
+def test_a_test_that_stopped_at_draws_alone_is_estimated_level(pairs: int) -> None:
+    """It once said +29, however many they were."""
+    test, bins = Sprt(0, 200), (0, 0, pairs, 0, 0)
+    assert test.state(bins) == "reject"
+    found = test.estimate(bins)
+    assert found.elo.value == pytest.approx(0, abs=1e-6)
+    assert found.elo == pairwise(bins).elo
+    assert found.los == pytest.approx(0.5)
 
 
 @settings(deadline=None, max_examples=60)
@@ -783,6 +848,22 @@ def test_a_test_keeps_its_error_rates() -> None:
         above += test.estimate(counts.tolist()).elo.value > 0
     assert accepted <= 10
     assert 35 <= above <= 65
+
+
+def test_a_quick_stop_is_estimated_without_bias() -> None:
+    """Of level players the estimate lay above 0 in four tests of five."""
+    test, above, below, held = Sprt(0, 200), 0, 0, 0
+    for dice in trials(8, 150):
+        counts, state = np.zeros(5), test.state((0, 0, 0, 0, 0))
+        while state == "continue":
+            counts[dice.choice(3, 2, p=(0.2, 0.6, 0.2)).sum()] += 1
+            state = test.state(counts.tolist())
+        elo = test.estimate(counts.tolist()).elo
+        above += elo.value > 1e-6
+        below += elo.value < -1e-6
+        held += elo.low < 0 < elo.high
+    assert abs(above - below) <= 40
+    assert held >= 140
 
 
 @given(st.lists(st.integers(0, 5), min_size=5, max_size=5), st.integers(0, 3))

@@ -546,6 +546,7 @@ def test_a_cross_table_that_says_nothing_or_is_too_wide_is_left_out(players: int
     )
     assert not any("points/games" in line for line in lines)
     assert "Pairings" in lines
+    assert any("13 players make it too wide" in line for line in lines) == (players > 2)
 
 
 def test_forfeits_are_told_with_their_reason_and_the_illegal_move() -> None:
@@ -582,7 +583,20 @@ def test_what_qualifies_the_ratings_is_said() -> None:
     assert any("a penalty keeps them finite" in line for line in swept)
     assert not any(line.endswith("group") for line in swept)
     turned = [row for pair in (between("a", "b", 0, 0), between("b", "a", 0, 0)) for row in pair]
-    assert any(line.startswith("chess: moving first is worth +") for line in printed(*turned))
+    (worth,) = (line for line in printed(*turned) if "moving first" in line)
+    assert re.fullmatch(r"chess: moving first is worth \+\d+ ± \d+ Elo \(95 %\)\.", worth)
+
+
+def test_skill_and_elo_of_different_zeros_say_so() -> None:
+    """A player that forfeited every game has no skill rating, and the others' mean moved."""
+    forfeits = tuple(
+        row._replace(termination="forfeit")
+        for row in between("a", "c", 0, 0) + between("b", "c", 0)
+    )
+    told = " ".join(printed(*between("a", "b", 0, None), *forfeits))
+    assert "no skill rating, for want of a game without a forfeit: c." in told
+    assert "Skill is 0 at the mean of the others" in told
+    assert "no skill rating" not in " ".join(printed(*between("a", "b", 0, None)))
 
 
 def test_a_game_that_is_not_rated_says_so_wherever_it_is_shown(
@@ -615,7 +629,14 @@ def test_a_test_that_ran_out_of_pairs_is_undecided_not_open() -> None:
     test = {"elo0": 0.0, "elo1": 10.0, "decision": "continue", "is_exhausted": True}
     assert standings_text.decision(test) == "undecided: max_pairs reached"
     assert standings_text.decision({**test, "is_exhausted": False}) == "open"
-    assert standings_text.decision({**test, "decision": "accept"}) == "elo1 10"
+    assert standings_text.decision({**test, "decision": "accept"}) == "H1 accepted (elo1 10)"
+    assert standings_text.decision({**test, "decision": "reject"}) == "H0 accepted (elo0 0)"
+
+
+def test_an_end_that_is_no_bound_is_told_in_words() -> None:
+    assert standings_text.interval({"low": -21.4, "high": 262.0}) == "-21 to +262"
+    assert standings_text.interval({"low": None, "high": 127.0}) == "no lower bound to +127"
+    assert standings_text.interval({"low": 9.0, "high": None}) == "+9 to no upper bound"
 
 
 @pytest.mark.parametrize("width", [80, 120])

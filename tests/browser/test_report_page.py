@@ -15,6 +15,7 @@ from tests.browser.boards import picture_of, pieces_of
 from tests.browser.conftest import Visitor, picture
 from tests.browser.process import HOSTILE, IMAGE, SCRIPT, run_arena
 from tests.browser.test_dashboard import HAS_DATA
+from tests.browser.tournaments import tournament
 
 pytestmark = pytest.mark.browser
 
@@ -134,3 +135,30 @@ def test_what_it_leaves_out_is_said_at_the_top(
     assert box is not None
     assert totals is not None
     assert 0 < box["y"] < totals["y"]
+
+
+def test_a_game_whose_moves_it_leaves_out_is_no_link(
+    records: Records, visitor: Visitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "MOST_PLIES", 40)
+    pages.write(tmp_path / "page.html", records)
+    held = pages.embedded(records)["details"]
+    page = visitor.open(f"{(tmp_path / 'page.html').as_uri()}#matches")
+    names = page.get_by_test_id("result").locator("th a")
+    expect(names).to_have_count(len(records.matches))
+    links = names.locator("xpath=self::*[@href]")
+    hrefs = links.evaluate_all("links => links.map((link) => link.getAttribute('href'))")
+    assert sorted(hrefs) == sorted(f"#match={match}" for match in held)
+
+
+def test_it_says_which_of_many_boards_are_shown(visitor: Visitor, tmp_path: Path) -> None:
+    """64 of 196 boards, read as all games there were."""
+    pages.write(tmp_path / "page.html", tournament(("a", "b", "c"), 12))
+    page = visitor.open(f"{(tmp_path / 'page.html').as_uri()}#matches")
+    count = page.get_by_test_id("board-count")
+    expect(count).to_have_text("1–64 of 72")
+    turn = page.get_by_role("group", name="Pages of boards").get_by_role("button", name="Next")
+    turn.click()
+    expect(count).to_have_text("65–72 of 72")
+    page.locator("#board-filter").fill("nobody")
+    expect(count).to_have_text("0 of the 8 on this page")

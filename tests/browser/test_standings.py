@@ -3,6 +3,7 @@
 import json
 import socket
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +167,11 @@ def test_how_much_the_numbers_rest_on_is_said(opened: Opened) -> None:
         f"{row['name']} ({pairs[row['name']]} pairs: error ±{round(row['elo_error'])})"
         for row in (by_error[0], by_error[-1])
     )
-    expect(page.get_by_test_id("standing-notes")).to_contain_text(
-        f"Surest: {sure}; least sure: {unsure}."
-    )
+    notes = page.get_by_test_id("standing-notes")
+    expect(notes).to_contain_text(f"Surest: {sure}; least sure: {unsure}.")
+    (rated,) = build(records)["ratings"]
+    worth = f"{signed(rated['advantage_elo'])} ±{round(rated['advantage_error'])}"
+    expect(notes).to_contain_text(f"Moving first is worth {worth} Elo here (95 %).")
 
 
 def test_games_that_are_not_rated_are_named(
@@ -184,6 +187,18 @@ def test_games_that_are_not_rated_are_named(
     expect(page.get_by_test_id("match-state")).to_contain_text("flag fall")
     page.get_by_role("link", name="← Matches").click()
     expect(page.get_by_test_id("results")).to_contain_text("flag fall (not rated)")
+
+
+def test_skill_and_elo_of_different_zeros_say_so(opened: Opened) -> None:
+    records = tournament(("a", "b", "c"), 4)
+    matches = tuple(
+        row._replace(termination="forfeit", winner=1 - row.agents.index("c"))
+        if "c" in row.agents
+        else row._replace(termination="checkmate")
+        for row in records.matches
+    )
+    notes = opened(records._replace(matches=matches)).get_by_test_id("standing-notes")
+    expect(notes).to_contain_text("No skill rating, for want of a game without a forfeit: c.")
 
 
 def test_what_a_format_says_beside_the_ratings_has_tables(opened: Opened) -> None:
@@ -202,8 +217,9 @@ def test_what_a_format_says_beside_the_ratings_has_tables(opened: Opened) -> Non
     assert test["decision"] != "continue"
     shown = tests.locator("td").evaluate_all(TEXTS)
     assert shown[:4] == ["a", "b", str(test["pairs"]), f"{test['llr']:.2f}"]
-    held = "elo1 200 holds" if test["decision"] == "accept" else "elo0 0 holds"
-    assert shown[-1] == held
+    side = "H1 accepted (elo1 200)" if test["decision"] == "accept" else "H0 accepted (elo0 0)"
+    assert shown[-1] == side
+    expect(tests).to_contain_text("free of the bias that an early stop brings")
     counts = [str(null[key]) for key in ("wins", "draws", "losses")]
     met = [null["agent"], null["opponent"]]
     assert nulls.locator("td").evaluate_all(TEXTS)[:5] == [*met, *counts]
@@ -317,6 +333,41 @@ def test_nothing_is_wider_than_a_telephone(opened: Opened, view: str, testid: st
     expect(page.get_by_test_id(testid).first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     picture(page, f"standings-{view}-narrow-dark")
+
+
+@pytest.mark.parametrize("is_sweep", [False, True])
+def test_texts_of_a_telephone_s_axis_and_header_have_room(opened: Opened, is_sweep: bool) -> None:
+    """The texts of ticks overlapped, and the theme stood in a row of its own."""
+    records = tournament(FEW, 2)
+    if is_sweep:
+        sweep = [m._replace(winner=m.agents.index(min(m.agents))) for m in records.matches]
+        records = records._replace(matches=tuple(sweep))
+    page = opened(records, width=390, height=844)
+    boxes = [text.bounding_box() for text in page.locator(".tick-text:visible").all()]
+    spans = sorted((box["x"], box["x"] + box["width"]) for box in boxes if box is not None)
+    assert len(spans) > 1
+    assert all(one[1] < two[0] for one, two in pairwise(spans))
+    tops = [page.locator(part).bounding_box() for part in (".brand", "#theme", "nav", "#status")]
+    middles = [round(box["y"] + box["height"] / 2) for box in tops if box is not None]
+    assert middles[0] == pytest.approx(middles[1], abs=4)
+    assert middles[2] == pytest.approx(middles[3], abs=4)
+    assert middles[1] < middles[2]
+
+
+def test_a_cell_that_is_tapped_says_more(opened: Opened) -> None:
+    page = opened(tournament(FEW, 2), width=390, height=844, has_touch=True)
+    page.get_by_test_id("cross-table").locator("td.above").first.tap()
+    expect(page.locator(".matrix .readout").first).to_contain_text(" points (")
+
+
+def test_a_matrix_with_columns_out_of_sight_says_so(opened: Opened) -> None:
+    page = opened(tournament(MANY[:40]))
+    matrix = page.locator(".matrix").first
+    hint = matrix.get_by_test_id("scroll-hint")
+    expect(hint).to_be_visible()
+    matrix.locator(".scroll").evaluate("node => node.scrollTo(node.scrollWidth, 0)")
+    expect(hint).to_be_hidden()
+    expect(page.locator(".matrix").nth(1).get_by_test_id("scroll-hint")).to_be_hidden()
 
 
 GROUNDS = """

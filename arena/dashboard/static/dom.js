@@ -43,6 +43,24 @@ export function labelledSelect(text, options, attributes = {}) {
   return { select, label: el("label", { class: "field" }, el("span", {}, text), select) };
 }
 
+/** A line for above a region that scrolls: seen while it has columns out of sight to the right. */
+export function scrollHint(region) {
+  const hint = el(
+    "p",
+    { class: "scroll-hint muted", hidden: "", "data-testid": "scroll-hint" },
+    "More columns: scroll sideways →",
+  );
+  const update = () => {
+    const left = region.scrollWidth - region.clientWidth;
+    setHidden(hint, left <= 1);
+    hint.classList.toggle("at-end", region.scrollLeft >= left - 1);
+  };
+  region.addEventListener("scroll", update);
+  new ResizeObserver(update).observe(region);
+  new MutationObserver(update).observe(region, { childList: true, subtree: true });
+  return hint;
+}
+
 /** Offers "all" and these values in a select, keeping the choice while it is offered. */
 export function choicesOf(select, values, textOf = (value) => value) {
   const known = [...select.options].slice(1).map(({ value }) => value);

@@ -3,6 +3,7 @@
 import { Board } from "./boards.js";
 import { el, labelledSelect, setAttribute, setHidden, setText } from "./dom.js";
 import { Pager, Results, matchLink } from "./results.js";
+import { GRID } from "./source.js";
 import { isKnown, outcome, rounded, shortTime, whole, words } from "./text.js";
 
 /** The game with its rule set, where that needs saying. */
@@ -74,7 +75,7 @@ class Card {
     const caption = el("span", { class: "card-caption" }, this.#caption, this.#move);
     this.#link = el(
       "a",
-      { href: matchLink(board.match), "aria-label": label },
+      { href: matchLink(board.match, page.source), "aria-label": label },
       this.#players[1].element,
       frame,
       this.#players[0].element,
@@ -275,10 +276,18 @@ export class MatchesView {
       (!game || gameName(board) === game) &&
       [board.first, board.second].some((name) => name.toLowerCase().includes(wish));
     const shown = this.#grid.filter(fits);
-    const all = this.#page.state.pages.boards;
-    setText(this.#count, shown === all ? whole(all) : `${whole(shown)} of ${whole(all)}`);
+    setText(this.#count, this.#countText(shown));
     setHidden(this.#empty, shown > 0);
     if (shown === 0) setText(this.#empty, this.#emptyText());
+  }
+
+  /** "65–128 of 196", or "3 of the 64 on this page" where they are filtered. */
+  #countText(shown) {
+    const { page, pages, boards } = this.#page.state.pages;
+    const { size } = this.#grid;
+    if (pages > 1 && shown < size) return `${whole(shown)} of the ${whole(size)} on this page`;
+    if (pages > 1) return `${whole(page * GRID + 1)}–${whole(page * GRID + size)} of ${whole(boards)}`;
+    return shown === boards ? whole(boards) : `${whole(shown)} of ${whole(boards)}`;
   }
 
   #emptyText() {

@@ -1,13 +1,14 @@
 /** Finished matches: a table to filter and sort, page by page. */
 
-import { choicesOf, el, labelledSelect, setAttribute, setHidden, setText } from "./dom.js";
+import { choicesOf, el, labelledSelect, scrollHint, setAttribute, setHidden, setText } from "./dom.js";
 import { outcome, rounded, whole, words } from "./text.js";
 
 const RESULTS_A_PAGE = 50;
 const RESULTS_MS = 2000;
 
-export function matchLink(id) {
-  return `#match=${encodeURIComponent(id)}`;
+/** The address of a match; null where this page does not hold its moves. */
+export function matchLink(id, source) {
+  return source.holds(id) ? `#match=${encodeURIComponent(id)}` : null;
 }
 
 /** "38–41.5 points" where the game counts them. */
@@ -119,6 +120,7 @@ export class Results {
       { "aria-label": "Finished matches" },
       el("div", { class: "bar" }, el("h2", {}, "Finished"), this.#count, filters, this.#pager.element),
       this.#empty,
+      scrollHint(this.#frame),
       this.#frame,
     );
   }
@@ -223,9 +225,10 @@ export class Results {
     const names = [result.first, result.second].map((name, side) =>
       el("span", { class: side === winner ? "name won" : "name" }, name),
     );
+    const href = matchLink(result.match, this.#page.source);
     const link = el(
       "a",
-      { href: matchLink(result.match) },
+      { href, title: href ? null : "Its moves are in the run's folder alone" },
       names[0],
       el("span", { class: "muted" }, " v "),
       names[1],

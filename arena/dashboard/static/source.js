@@ -4,7 +4,8 @@ Both answer the same questions. `open(listener)` calls `listener.frame(frame)` f
 `listener.status({kind, …})` when the connection changes: "connecting", "live", "lost", "ended",
 "refused" (no token), "busy" (too many pages), "static". */
 
-const GRID = 64;
+/** Boards on a page, as of the arena (exhibit.py). */
+export const GRID = 64;
 const RETRY_MS = 5000;
 
 export class LiveSource {
@@ -28,6 +29,11 @@ export class LiveSource {
 
   async games() {
     return (await this.#json("api/games")) ?? {};
+  }
+
+  /** Whether it has the moves of a match that it tells of. */
+  holds() {
+    return true;
   }
 
   /** The match with all its plies, or null when the arena does not know it. */
@@ -153,8 +159,12 @@ export class StaticSource {
     return this.#data.games ?? {};
   }
 
+  holds(id) {
+    return Object.hasOwn(this.#data.details ?? {}, id);
+  }
+
   async match(id) {
-    return new Map(Object.entries(this.#data.details ?? {})).get(id) ?? null;
+    return this.holds(id) ? this.#data.details[id] : null;
   }
 
   async results(offset, limit, wish) {

@@ -1,6 +1,6 @@
 /** The standings of each game: points and ratings, who beat whom, and how sure that is. */
 
-import { choiceButtons, el, named, setHidden, setText } from "./dom.js";
+import { choiceButtons, el, named, scrollHint, setHidden, setText } from "./dom.js";
 import { matchLink } from "./results.js";
 import { isKnown, percent, tally, whole, words } from "./text.js";
 
@@ -10,6 +10,9 @@ const MOST_BESIDE = 5;
 const MOST_NAMED = 8;
 const MOST_UNRATED = 50;
 const ELO_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
+/** How far apart the texts of two ticks are on a telephone, as a share of the axis; "0" is short. */
+const APART = 0.37;
+const APART_FROM_ZERO = 0.25;
 const DEEPEST = 50;
 const DEEPEST_BARE = 85;
 
@@ -35,8 +38,11 @@ function withError(value, error) {
   return isKnown(value) ? `${signed(value)} ±${whole(error)}` : "–";
 }
 
+/** An end of null is no bound. */
 function eloRange({ value, low, high }) {
-  return `${signed(value)}, ${signed(low)} to ${signed(high)}`;
+  const from = low === null ? "no lower bound" : signed(low);
+  const to = high === null ? "no upper bound" : signed(high);
+  return `${signed(value)}, ${from} to ${to}`;
 }
 
 /** "a, b, c and 12 more", each name kept apart from the words around it. */
@@ -103,9 +109,10 @@ class Table {
 }
 
 /** What a reader must know before believing the numbers, each a list of text and names. */
-function notesOf(table) {
+function notesOf(table, source) {
   const notes = table.winner === null ? [] : [[named(table.winner), " won the knock-out."]];
-  const { advantage_elo: advantage, is_penalised: isPenalised, anchor_fit: fit, failure } = table.ratings;
+  const { advantage_elo: advantage, advantage_error: advantageError, failure } = table.ratings;
+  const { is_penalised: isPenalised, anchor_fit: fit } = table.ratings;
   const rated = table.rows.filter(({ elo }) => isKnown(elo));
   const size = ({ name, elo_error: error }) => [
     named(name),
@@ -131,36 +138,54 @@ function notesOf(table) {
   if (table.partedSkill) notes.push(["Forfeits part players whom games link: see the ratings without forfeits."]);
   if (isPenalised)
     notes.push([
-      "Somebody won or lost everything, which alone would put ratings at infinity: a penalty keeps them finite.",
+      "Somebody won or lost everything, which alone would put ratings at infinity: a penalty keeps them finite. " +
+        "Of two players alone, go by their pairing.",
     ]);
+  notes.push(...zeroNotes(table.rows));
   if (failure) notes.push([`Some or all ratings are missing: ${failure}.`]);
   if (fit && !fit.is_credible)
     notes.push([
       "The anchors do not fit the games (a chance below 0.1 %); ratings that hang on them mean nothing.",
     ]);
   notes.push(...table.tests.filter((test) => test.unrated_pairs).map(testNote));
-  if (isKnown(advantage)) notes.push([`Moving first is worth ${signed(advantage)} Elo here.`]);
-  if (table.unrated.length) notes.push(unratedNote(table.unrated));
+  if (isKnown(advantage))
+    notes.push([`Moving first is worth ${withError(advantage, advantageError)} Elo here (95 %).`]);
+  if (table.unrated.length) notes.push(unratedNote(table.unrated, source));
   return notes;
 }
 
-function testNote({ agent, opponent, unrated_pairs: left, decision, run_decision: all }) {
-  const says = { accept: "elo1", reject: "elo0" }[all] ?? "open";
+/** Elo and skill have one zero where the same players have both, or anchors hold them. */
+function zeroNotes(rows) {
+  const skills = rows.map(({ skill_elo: skill }) => skill).filter(isKnown);
+  const without = rows.filter(({ elo, skill_elo: skill }) => isKnown(elo) && !isKnown(skill));
+  const total = skills.reduce((sum, skill) => sum + skill, 0);
+  if (!without.length || !skills.length || Math.abs(total) >= 0.01 * skills.length) return [];
+  return [
+    [
+      "No skill rating, for want of a game without a forfeit: ",
+      ...nameList(without.map(({ name }) => name)),
+      ". Skill is 0 at the mean of the others, so it is not to be compared with Elo.",
+    ],
+  ];
+}
+
+function testNote(test) {
+  const { agent, opponent, unrated_pairs: left, decision, run_decision: all } = test;
   return [
     "The test of ",
     named(agent),
     " v ",
     named(opponent),
     ` leaves out ${plural(left, "pair")} with a game that is not rated`,
-    all === decision ? "." : `; the run went by all pairs, which say ${says}.`,
+    all === decision ? "." : `; the run went by all pairs, which say: ${DECISIONS.get(all)(test)}.`,
   ];
 }
 
-function unratedNote(unrated) {
+function unratedNote(unrated, source) {
   const shown = unrated.slice(0, MOST_UNRATED);
   const links = shown.flatMap(({ match, number, first, second }, index) => [
     index ? ", " : "",
-    el("a", { href: matchLink(match) }, `#${number} `, named(first), " v ", named(second)),
+    el("a", { href: matchLink(match, source) }, `#${number} `, named(first), " v ", named(second)),
   ]);
   const more = unrated.length - shown.length;
   return [
@@ -172,12 +197,16 @@ function unratedNote(unrated) {
 }
 
 const DECISIONS = new Map([
-  ["accept", ({ elo1 }) => `elo1 ${elo1} holds`],
-  ["reject", ({ elo0 }) => `elo0 ${elo0} holds`],
+  ["accept", ({ elo1 }) => `H1 accepted (elo1 ${elo1})`],
+  ["reject", ({ elo0 }) => `H0 accepted (elo0 ${elo0})`],
   ["continue", (test) => (test.is_exhausted ? "undecided: max_pairs reached" : "open")],
 ]);
 
-/** What a tournament's format or a test says beside the ratings: [title, headings, rows of cells]. */
+const TEST_NOTE =
+  "Elo of a test: of the pairs up to its decision and, from 30 on, free of the bias that an early stop brings. " +
+  "Elo of a pairing: of all its games, with that bias.";
+
+/** What a tournament's format or a test says beside the ratings: [title, headings, rows of cells, note]. */
 function extrasOf({ tests, nulls, byes, ties }) {
   const seats = ({ agent, opponent }) => [named(agent), named(opponent)];
   return [
@@ -192,6 +221,7 @@ function extrasOf({ tests, nulls, byes, ties }) {
         test.elo ? eloRange(test.elo) : "–",
         DECISIONS.get(test.decision)(test),
       ]),
+      TEST_NOTE,
     ],
     [
       "Null pairings: one player against itself, the noise floor",
@@ -225,7 +255,7 @@ function extrasOf({ tests, nulls, byes, ties }) {
   ].filter(([, , rows]) => rows.length > 0);
 }
 
-function extraTable([title, headings, rows]) {
+function extraTable([title, headings, rows, note]) {
   const kind = (index) => (index < 2 || ["Goes on", "By", "Decision"].includes(headings[index]) ? "text" : "number");
   const cells = (row) => row.map((cell, index) => el("td", { class: kind(index) }, cell));
   return el(
@@ -242,6 +272,7 @@ function extraTable([title, headings, rows]) {
         el("tbody", {}, ...rows.map((row) => el("tr", {}, ...cells(row)))),
       ),
     ),
+    note ? el("p", { class: "muted" }, note) : "",
   );
 }
 
@@ -308,7 +339,8 @@ function standingsTable(table) {
   );
 }
 
-/** The Elo axis that holds every whisker: [low, high] and the ticks between. */
+/** The Elo axis that holds every whisker: low, high, the ticks between, and those of them that have
+a text on a narrow screen too (`sparse`). */
 function eloAxis(rows) {
   const ends = rows.flatMap(({ value, error }) => [value - error, value + error]);
   const [low, high] = [Math.min(0, ...ends), Math.max(0, ...ends)];
@@ -316,7 +348,11 @@ function eloAxis(rows) {
   const step = ELO_STEPS.find((one) => reach / one <= 6) ?? ELO_STEPS.at(-1);
   const ticks = [];
   for (let at = Math.ceil(low / step) * step; at <= high; at += step) ticks.push(at);
-  return { low: low - reach * 0.04, high: high + reach * 0.04, ticks };
+  const sparse = [0];
+  for (const at of [...ticks].sort((a, b) => Math.abs(b) - Math.abs(a)))
+    if (sparse.every((other) => Math.abs(at - other) >= reach * (other ? APART : APART_FROM_ZERO)))
+      sparse.push(at);
+  return { low: low - reach * 0.04, high: high + reach * 0.04, ticks, sparse };
 }
 
 function ratingPlot(table, key) {
@@ -327,7 +363,7 @@ function ratingPlot(table, key) {
     .map((row) => ({ name: row.name, value: row[key], error: row[`${key}_error`], group: groupOf(row.name) }));
   if (rows.length === 0) return el("p", { class: "empty" }, "No game that counts has ended yet.");
   rows.sort((a, b) => a.group - b.group || b.value - a.value);
-  const { low, high, ticks } = eloAxis(rows);
+  const { low, high, ticks, sparse } = eloAxis(rows);
   const place = (node, at, to) => {
     node.style.left = `${(100 * (at - low)) / (high - low)}%`;
     if (to !== undefined) node.style.width = `${(100 * (to - at)) / (high - low)}%`;
@@ -338,7 +374,9 @@ function ratingPlot(table, key) {
   const axis = el(
     "div",
     { class: "track axis" },
-    ...ticks.map((at) => place(el("span", { class: "tick-text" }, signed(at)), at)),
+    ...ticks.map((at) =>
+      place(el("span", { class: sparse.includes(at) ? "tick-text" : "tick-text minor" }, signed(at)), at),
+    ),
   );
   const body = [];
   for (const [index, { name, value, error, group }] of rows.entries()) {
@@ -371,7 +409,7 @@ function ratingPlot(table, key) {
 }
 
 /** Each player against each other, rows against columns: a table that says more of the cell under
-the pointer. Columns bear the numbers of the rows. */
+the pointer or finger. Columns bear the numbers of the rows. */
 class Matrix {
   #readout = el("p", { class: "readout muted" });
   #hint;
@@ -391,10 +429,14 @@ class Matrix {
       { class: "panel matrix", "aria-label": title },
       el("div", { class: "matrix-head" }, el("h3", {}, title), el("div", { class: "keys" }, key("below", below), key("above", above))),
       this.#readout,
+      scrollHint(this.#scroll),
       this.#scroll,
     );
     this.#scroll.addEventListener("pointerover", ({ target }) => this.#tell(target));
-    this.#scroll.addEventListener("pointerleave", () => this.#tell(null));
+    // a finger leaves as it lifts: what was tapped stays told
+    this.#scroll.addEventListener("pointerleave", ({ pointerType }) => {
+      if (pointerType === "mouse") this.#tell(null);
+    });
   }
 
   /** `cellOf(one, two)` is {share of 1, text, said} or null where nothing is known. */
@@ -475,14 +517,14 @@ export class StandingsView {
   #plot = el("div");
   #cross = new Matrix(
     "Points in each pairing",
-    "Points of the row's player against the column's. Point at a cell for more.",
+    "Points of the row's player against the column's. Point at a cell or tap it for more.",
     "less than half",
     "more than half",
     "cross-table",
   );
   #los = new Matrix(
     "Likelihood of superiority, %",
-    "How likely the row's player is the better one. Point at a cell for more.",
+    "How likely the row's player is the better one. Point at a cell or tap it for more.",
     "likely worse",
     "likely better",
     "los",
@@ -517,6 +559,7 @@ export class StandingsView {
     root.append(
       el("div", { class: "bar" }, el("h2", {}, "Standings"), this.#count, this.#games),
       this.#empty,
+      scrollHint(this.#table),
       ...this.#parts,
     );
     for (const part of this.#parts) setHidden(part, true);
@@ -602,7 +645,7 @@ export class StandingsView {
     const { scrollLeft, scrollTop } = this.#table;
     this.#table.replaceChildren(standingsTable(table));
     Object.assign(this.#table, { scrollLeft, scrollTop });
-    this.#notes.replaceChildren(...notesOf(table).map((note) => el("li", {}, ...note)));
+    this.#notes.replaceChildren(...notesOf(table, this.#page.source).map((note) => el("li", {}, ...note)));
     this.#extras.replaceChildren(...extrasOf(table).map(extraTable));
     this.#showPlot(table);
     this.#cross.show(table.names, false, (one, two) => {
