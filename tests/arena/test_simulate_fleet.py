@@ -177,7 +177,7 @@ def test_matches_that_were_not_played_to_their_end_are_told(
         ((CONFIG.format("tournament", "json('[]')"),), "do not go together (AttributeError"),
         ((CONFIG.format("pace.move_period_seconds", -1),), "move_period_seconds is -1"),
         ((CONFIG.format("slo.move_seconds", 0),), "move_seconds is 0"),
-        (("UPDATE run SET config_json = '[]'",), "its config cannot be read"),
+        (("UPDATE run SET config_json = '[]'",), "run.config_json is no object"),
         (("UPDATE attempts SET admitted = NULL",), "do not go together (AssertionError"),
     ],
 )
@@ -199,7 +199,7 @@ def test_a_run_of_another_hand_is_one_line(
     said = capsys.readouterr()
     assert said.out == ""
     (line,) = said.err.splitlines()
-    assert line.startswith("arena: run another: ")
+    assert line.startswith(("arena: run another: ", f"arena: {bad}/run.db: "))
     assert told in line
 
 
