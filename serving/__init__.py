@@ -30,7 +30,7 @@ from serving.fake_model import FakeConfig
 from serving.limits import Limited, is_recordable
 from serving.llama_server import LlamaServerConfig
 from serving.models import ResolvedModel, local_directory, resolve
-from serving.process import end_survivors, guarded, kill_group
+from serving.process import end_survivors, find_program, guarded, kill_group
 from serving.registry import (
     ENGINE_KINDS,
     build_engine,
@@ -104,6 +104,7 @@ __all__ = [
     "check_engine",
     "end_survivors",
     "engine_kind",
+    "find_program",
     "guarded",
     "is_recordable",
     "kill_group",

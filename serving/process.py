@@ -30,6 +30,9 @@ TRACKER_LIMIT_S = 2.0
 SCRATCH_PREFIX = "boardfleet-engine-"
 """Of directories for an engine's temporary files, which are removed with it."""
 
+GAMES_FOLDERS = ("/usr/games", "/usr/local/games", "/opt/homebrew/bin")
+"""Where systems keep games; not always on PATH."""
+
 NOT_RUN = 127
 """Exit code where a program cannot be run, as a shell's."""
 
@@ -147,6 +150,16 @@ def guard_group(lifeline: int, scratch: str | None = None) -> None:
     if scratch is not None:
         shutil.rmtree(scratch, ignore_errors=True)
     os._exit(0)
+
+
+def find_program(name: str) -> str | None:
+    """The absolute path of a program: a file, if there is a slash in its name, or found on PATH or
+    where systems keep games; None where there is none."""
+    # Path would take the "./" away that keeps PATH out
+    found = shutil.which(os.path.expanduser(name))
+    if found is None and "/" not in name:
+        found = shutil.which(name, path=":".join(GAMES_FOLDERS))
+    return None if found is None else str(Path(found).absolute())
 
 
 def guarded(lifeline: int, command: Sequence[str]) -> tuple[str, ...]:

@@ -4,9 +4,7 @@ Nothing here speaks HTTP, and which servers there are is not known here either.
 """
 
 import asyncio
-import os
 import re
-import shutil
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,7 +16,7 @@ import structlog
 from serving.config import EngineConfigError
 from serving.engine import EngineDead
 from serving.engine_group import EngineFiles, EngineGroup, log_tail, spawn_group
-from serving.process import guarded, last_error
+from serving.process import find_program, guarded, last_error
 
 SERVER_GRACE_S = 2.0
 """Between SIGTERM and SIGKILL. llama-server with a stream in flight would take 30 s to end."""
@@ -122,7 +120,7 @@ async def start_server(start: ServerStart) -> ServerProcess:
 
     Raises EngineConfigError where the program is missing, EngineDead where it cannot be started.
     """
-    program = find_program(start.argv[0], "install it, or name its file in the engine's config")
+    program = needed_program(start.argv[0], "install it, or name its file in the engine's config")
     files = EngineFiles(start.name, start.log_dir)
     log_start = files.log.stat().st_size if files.log.exists() else 0
     try:
@@ -169,16 +167,12 @@ async def wait_until_answering(
     raise EngineDead(f"engine {start.name} {what} (log: {server.log_file})")
 
 
-def find_program(program: str, remedy: str) -> str:
-    """The absolute path of an executable file: `program` itself, or found on PATH by its name.
-
-    Raises EngineConfigError with the `remedy`.
-    """
-    # Path would take the "./" away that keeps PATH out
-    found = shutil.which(os.path.expanduser(program))
+def needed_program(program: str, remedy: str) -> str:
+    """`find_program`'s; EngineConfigError with the `remedy` where there is none."""
+    found = find_program(program)
     if found is None:
         raise EngineConfigError(f"{program}: {no_program(program)}: {remedy}")
-    return str(Path(found).absolute())
+    return found
 
 
 def no_program(program: str) -> str:

@@ -37,11 +37,11 @@ from agents.uci import (
     UciIdentity,
     UciLate,
     UciProcess,
-    find_program,
     identify,
 )
 from agents.uci_agent import from_uci, rules_of, to_uci
 from games import Position, Start, load_game
+from serving import find_program
 from serving.process import __file__ as guard_file
 
 FAKE = Path(__file__).with_name("fake_uci.py")

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from agents import AgentContext, Seat, Turn, UciConfig, build_agent, check_agent, parse_agent_config
-from agents.uci import find_program
 from games import Position, load_game
+from serving import find_program
 
 RULES = (
     ("fairy-stockfish", "chess", "standard"),

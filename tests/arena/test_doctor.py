@@ -48,6 +48,7 @@ HEALTHY = Environment(
     memory_free=8 << 30,
     disk_free=20 << 30,
     gpus=(),
+    uci_engines={"stockfish": "/usr/games/stockfish"},
     packaged_model=Path("models/smollm2"),
     strays=(),
 )
@@ -344,6 +345,15 @@ def test_this_machine_is_read_quickly_and_without_heavy_imports() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == "[]\n", done.stderr
     assert time.monotonic() - began < 20  # 1 s on an idle machine
+
+
+def test_missing_chess_engines_are_told_and_are_no_failure() -> None:
+    engines = {"stockfish": "/usr/games/stockfish", "fairy-stockfish": None}
+    environment = replace(HEALTHY, uci_engines=engines)
+    check = finding(environment, "uci engines")
+    assert check.ok
+    assert check.detail == "stockfish in /usr/games/stockfish; no fairy-stockfish"
+    assert check.mend == "apt-get install fairy-stockfish"
 
 
 def test_a_dashboard_without_charts() -> None:

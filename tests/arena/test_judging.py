@@ -11,9 +11,9 @@ from pathlib import Path
 import chess.pgn
 import pytest
 
-from agents.uci import find_program
 from arena import cli, replay
 from arena.store import Records, read
+from serving import find_program
 from tests.arena.test_run import arena
 
 FAKE = Path(__file__).parents[1] / "agents/fake_uci.py"

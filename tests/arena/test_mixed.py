@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from agents.uci import find_program
 from arena.report import build
 from arena.store import read
+from serving import find_program
 from tests.arena.test_run import arena
 
 MIXED = Path(__file__).parents[2] / "configs/mixed.toml"

@@ -23,8 +23,8 @@ from serving.process import group_members
 from serving.server_process import (
     ServerProcess,
     ServerStart,
-    find_program,
     free_port,
+    needed_program,
     reason_of,
     start_server,
     wait_until_answering,
@@ -231,13 +231,13 @@ def test_a_program_is_found_by_name_and_by_path(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     for name in ("some-server", "./some-server", "~/some-server", str(program)):
-        assert find_program(name, "") == str(program)
+        assert needed_program(name, "") == str(program)
     (elsewhere := tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(elsewhere)
     with pytest.raises(EngineConfigError, match="no such program"):
-        find_program("./some-server", "")  # the one on PATH is another
+        needed_program("./some-server", "")  # the one on PATH is another
     with pytest.raises(EngineConfigError, match=r"other-server: .*: apt install other-server"):
-        find_program("other-server", "apt install other-server")
+        needed_program("other-server", "apt install other-server")
 
 
 async def test_a_program_that_the_system_refuses_is_named(tmp_path: Path) -> None:
