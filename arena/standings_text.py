@@ -127,7 +127,8 @@ def _ratings_notes(told: Row) -> Iterator[str]:
         yield f"without forfeited games none link, as to skill, these {_groups(skill_groups)}"
     if told["is_penalised"]:
         yield (
-            "somebody won or lost everything, which alone would put ratings at infinity; a penalty "
+            "these results alone would put ratings at infinity: somebody won or lost everything, "
+            "or did with one side of the board; a penalty "
             "keeps them finite. Of two players alone, go by their pairing."
         )
     if told["advantage_elo"] is not None:

@@ -138,7 +138,7 @@ function notesOf(table, source) {
   if (table.partedSkill) notes.push(["Forfeits part players whom games link: see the ratings without forfeits."]);
   if (isPenalised)
     notes.push([
-      "Somebody won or lost everything, which alone would put ratings at infinity: a penalty keeps them finite. " +
+      "These results alone would put ratings at infinity: somebody won or lost everything, or did with one side of the board. A penalty keeps them finite. " +
         "Of two players alone, go by their pairing.",
     ]);
   notes.push(...zeroNotes(table.rows));
