@@ -370,7 +370,8 @@ class Store:
     def _lay(folder: Path, run: RunRow, matches: Iterable[MatchRow]) -> None:
         """Write a new database beside its place, and move it there whole."""
         partial = folder / _PARTIAL
-        partial.unlink(missing_ok=True)
+        for stale in folder.glob(f"{_PARTIAL}*"):  # SQLite's own, of a process that was killed
+            stale.unlink(missing_ok=True)
         with closing(sqlite3.connect(partial, isolation_level=None)) as db:
             db.executescript(_SCHEMA + _TELEMETRY_SCHEMA)
             db.execute("BEGIN")
@@ -637,7 +638,10 @@ def check_free(folder: Path, *, replace: bool) -> None:
         is_foreign = (
             folder.is_dir()
             and not (folder / "run.db").exists()
-            and any(path.name not in (LOCK_FILE, _PARTIAL) for path in folder.iterdir())
+            and not all(
+                path.name == LOCK_FILE or path.name.startswith(_PARTIAL)
+                for path in folder.iterdir()
+            )
         )
     except OSError as error:
         raise StoreError(f"{folder}: cannot be read ({error.strerror})") from None

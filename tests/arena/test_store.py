@@ -248,6 +248,22 @@ async def test_a_run_of_version_1_is_read_as_it_is_and_resumed_with_telemetry(
         assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
+async def test_what_a_process_killed_at_its_start_left_is_no_run_and_in_nobody_s_way(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("run.lock", "run.db.partial", "run.db.partial-journal", "run.db.partial-wal"):
+        (folder / name).write_bytes(b"half of something")
+    await Store.create(folder, RUN, []).close()
+    assert read(folder).run == RUN
+    assert not list(folder.glob("run.db.partial*"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("mine")
+    with pytest.raises(StoreError, match="is not empty and holds no run"):
+        Store.create(tmp_path / "other", RUN, [])
+
+
 async def test_a_migrated_run_has_the_tables_of_a_new_one(tmp_path: Path) -> None:
     schemas = []
     for version in range(1, SCHEMA_VERSION + 1):
