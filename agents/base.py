@@ -83,6 +83,11 @@ class Attempt:
     is 100,000 - n, against it -100,000 + n. None where it does not say."""
 
     @property
+    def is_own_failure(self) -> bool:
+        """Whether it failed, and by the player's fault."""
+        return self.fault is not None and not self.fault.is_infrastructure
+
+    @property
     def is_thought(self) -> bool:
         """Whether it asked for reasoning and not for a move; without a fault there is an answer to
         come. Its text is `reply.reasoning`."""

@@ -299,7 +299,7 @@ class LlmAgent:
 
     async def _choose_freely(self, turn: Turn, parts: PromptParts) -> Decision:
         attempts: list[Attempt] = []
-        failed = [a for a in turn.made if a.fault is not None and not a.fault.is_infrastructure]
+        failed = [a for a in turn.made if a.is_own_failure]
         n, past_tries = _counts(turn.made)
         while not failed or (n < turn.attempt_budget and failed[-1].fault not in _DECIDES):
             left = self._seconds_left(turn, failed)
@@ -424,7 +424,7 @@ def _counts(made: Sequence[Attempt]) -> tuple[int, int]:
     """`n` of the next try, and how often the infrastructure has already cut off that `n`."""
     if not made:
         return 0, 0
-    n = sum(1 for a in made if a.fault is not None and not a.fault.is_infrastructure)
+    n = sum(a.is_own_failure for a in made)
     past = sum(1 for a in made if a.n == n and a.fault is not None and a.fault.is_infrastructure)
     return n, past
 

@@ -115,21 +115,31 @@ _LEADS: dict[str, str] = {
     ),
     "think": ("Think as briefly as you can. Then answer with the next move and nothing else.\n"),
 }
-_RESIGNATION = {
-    "constrained": "If you have no hope left you may answer resign instead.\n",
-    "free": "If you have no hope left you may write MOVE: resign\n",
-    "think": "If you have no hope left you may answer resign instead.\n",
-}
-_DRAW_OFFERS = {
-    "constrained": "With (=) right behind it a move offers a draw.\n",
-    "free": "With (=) behind the move you offer a draw: MOVE: <move> (=)\n",
-    "think": "With (=) right behind it a move offers a draw.\n",
-}
-_OFFERED = {
-    "constrained": "You are offered a draw: answer draw to accept it, or play on with a move.",
-    "free": "You are offered a draw: write MOVE: draw to accept it, or play on with a move.",
-    "think": "You are offered a draw: answer draw to accept it, or play on with a move.",
-}
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Of concessions, in one form of answer."""
+
+    resignation: str
+    draw_offers: str
+    offered: str
+
+
+_TOLD_FREE = _Told(
+    "If you have no hope left you may write MOVE: resign\n",
+    "With (=) behind the move you offer a draw: MOVE: <move> (=)\n",
+    "You are offered a draw: write MOVE: draw to accept it, or play on with a move.",
+)
+_TOLD_CHOICE = _Told(
+    "If you have no hope left you may answer resign instead.\n",
+    "With (=) right behind it a move offers a draw.\n",
+    "You are offered a draw: answer draw to accept it, or play on with a move.",
+)
+
+
+def _told(mode: Mode) -> _Told:
+    return _TOLD_FREE if mode == "free" else _TOLD_CHOICE
 
 
 def system_prompt(game: str, ruleset: str) -> str:
@@ -161,9 +171,9 @@ def lead(mode: Mode, from_fen: str | None, concessions: Concessions = NO_CONCESS
     to be told."""
     told = _LEADS[mode]
     if concessions.resignation:
-        told += _RESIGNATION[mode]
+        told += _told(mode).resignation
     if concessions.draw_offers:
-        told += _DRAW_OFFERS[mode]
+        told += _told(mode).draw_offers
     if from_fen is None:
         return f"{told}Moves:"
     return f"{told}Position (FEN): {from_fen}\nMoves from it:"
@@ -171,7 +181,7 @@ def lead(mode: Mode, from_fen: str | None, concessions: Concessions = NO_CONCESS
 
 def offered(mode: Mode) -> str:
     """The note after the moves when the opponent offers a draw."""
-    return _OFFERED[mode]
+    return _told(mode).offered
 
 
 def base_ply(ply: int, window: int) -> int:

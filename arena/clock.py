@@ -79,7 +79,7 @@ def spent_seconds(attempts: Iterable[Attempt], thought_s: float) -> float:
 
 
 def _own(attempts: Iterable[Attempt]) -> list[Attempt]:
-    return [a for a in attempts if a.fault is None or not a.fault.is_infrastructure]
+    return [a for a in attempts if a.fault is None or a.is_own_failure]
 
 
 def could_leave(

@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import tomli_w
 from pydantic import (
@@ -48,8 +48,16 @@ FURTHEST_ANCHOR = 4000
 """Elo; between anchors 10,000 apart a game's chances round to 0, and ratings may not be found."""
 
 
+_T = TypeVar("_T")
+
+
 class ConfigError(ValueError):
     """A config that cannot be run; the message is one line that names the key and the remedy."""
+
+
+def _is_set(section: BaseModel, key: str) -> bool:
+    """Whether a key has another value than its default."""
+    return bool(getattr(section, key) != type(section).model_fields[key].default)
 
 
 class Section(BaseModel):
@@ -279,8 +287,8 @@ class ClockSection(Section):
         }[self.kind]
         idle = [
             name
-            for name, field in type(self).model_fields.items()
-            if name != "kind" and name not in used and getattr(self, name) != field.default
+            for name in type(self).model_fields
+            if name != "kind" and name not in used and _is_set(self, name)
         ]
         if idle:
             raise ValueError(f'{idle[0]}: does nothing with kind = "{self.kind}"; take it out')
@@ -318,7 +326,7 @@ class AdjudicationSection(Section):
     @classmethod
     def _is_at_its_best(cls, judge: UciConfig | None) -> UciConfig | None:
         for key in ("skill_level", "uci_elo", "random_moves"):
-            if judge is not None and getattr(judge, key) != UciConfig.model_fields[key].default:
+            if judge is not None and _is_set(judge, key):
                 raise ValueError(f"{key}: weakens an engine that is to judge; take it out")
         return judge
 
@@ -602,7 +610,7 @@ def openings_of(config: RunConfig, game: Game, ruleset: str) -> tuple[Start, ...
     setups = (setups,) if isinstance(setups, str) else setups
     by_name = {start.name: start for start in starts}
     wanted = ["Cho {}, Han {}".format(*[*setup.split("/"), ""][:2]) for setup in setups]
-    again = next((setup for setup in setups if setups.count(setup) > 1), None)
+    again = _repeated(setups)
     if again is not None:
         raise ConfigError(f"openings.janggi_setups: {again} is named twice; name it once")
     missing = [
@@ -858,7 +866,7 @@ def _check(config: RunConfig) -> None:
         raise ConfigError(f'agents: two are named "{min(twice)}"; give each its own name')
     choices = config.games()
     played = [(choice.name, choice.ruleset) for choice in choices]
-    again = next((pair for pair in played if played.count(pair) > 1), None)
+    again = _repeated(played)
     if again is not None:
         raise ConfigError(
             f"tournament.games: {'/'.join(again)} is named twice; raise pairs to play it more"
@@ -887,6 +895,11 @@ def _check(config: RunConfig) -> None:
     _check_queues(config)
 
 
+def _repeated(values: Sequence[_T]) -> _T | None:
+    """The first that is there twice; None where none is."""
+    return next((value for value in values if values.count(value) > 1), None)
+
+
 def _check_openings(asked: OpeningsSection, games: Sequence[str]) -> None:
     if asked.plies is not None and not asked.book.lower().endswith(".pgn"):
         raise ConfigError(
@@ -907,8 +920,7 @@ def _check_adjudication(asked: AdjudicationSection) -> None:
         ("draw_from_ply", "draw_score_cp"),
         ("resign_moves", "resign_score_cp"),
     ):
-        is_set = getattr(asked, key) != type(asked).model_fields[key].default
-        if is_set and getattr(asked, needed) is None:
+        if _is_set(asked, key) and getattr(asked, needed) is None:
             raise ConfigError(f"adjudication.{key}: does nothing without {needed}; give that too")
 
 
@@ -946,8 +958,7 @@ def _check_format(config: RunConfig) -> None:
                 f'tournament.anchors.{name}: "{strange}" is not played; this run plays '
                 + ", ".join(games)
             )
-    challengers = asked.challengers or ()
-    again = next((name for name in challengers if challengers.count(name) > 1), None)
+    again = _repeated(asked.challengers or ())
     if again is not None:
         raise ConfigError(f'tournament.challengers: "{again}" is named twice; name it once')
     if config.null_agent is not None and null_name(config.null_agent) in names:
@@ -977,8 +988,7 @@ def _check_idle_keys(asked: TournamentSection) -> None:
         ("rounds", "swiss"),
         ("sudden_death_pairs", "knockout"),
     ):
-        is_set = getattr(asked, key) != type(asked).model_fields[key].default
-        if is_set and asked.format != format_:
+        if _is_set(asked, key) and asked.format != format_:
             raise ConfigError(
                 f'tournament.{key}: does nothing with format = "{asked.format}"; take it out'
             )

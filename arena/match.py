@@ -314,7 +314,7 @@ class Match:
 
     def _bare(self, error: EngineError) -> Attempt:
         """The attempt that an engine's error stands for, where an agent passes it on as it is."""
-        n = sum(a.fault is not None and not a.fault.is_infrastructure for a in self._made)
+        n = sum(a.is_own_failure for a in self._made)
         request_id = f"{self._spec.id}/{self._position.ply}/{n}/{len(self._made)}"
         return Attempt(n, None, Fault(error.kind), str(error), request_id)
 
@@ -417,5 +417,5 @@ class Match:
 
 def _last_words(attempts: Sequence[Attempt]) -> str:
     """What is wrong with the player's own last try of a ply, those before a resume included."""
-    own = [a for a in attempts if a.fault is not None and not a.fault.is_infrastructure]
+    own = [a for a in attempts if a.is_own_failure]
     return own[-1].detail if own else ""

@@ -23,6 +23,7 @@ from agents import (
     Failure,
     Fault,
     LlmConfig,
+    OwnAgentConfig,
     UciConfig,
     drawn_move,
     from_uci,
@@ -191,7 +192,7 @@ def _check_answered(
     kind gives, and no other; of a user's own agent there is nothing to say."""
     row, position = replay.row, asked.position
     player = setting.player(row, position.side)
-    if player is None or _is_own(player):
+    if player is None or isinstance(player, OwnAgentConfig):
         return
     drawn = None
     if isinstance(player, UciConfig):
@@ -214,10 +215,6 @@ def _check_answered(
     elif answers != wanted:
         stored = "a draw accepted" if ply is None else ply.move
         replay.differ(number, "answer", stored, f"{answers} replies that gave an answer")
-
-
-def _is_own(player: AgentConfig) -> bool:
-    return ":" in player.kind
 
 
 def _check_clock(
@@ -368,15 +365,15 @@ def _ended(
     row, position = replay.row, asked.position
     player = setting.player(row, position.side)
     if row.termination == Termination.DRAW_AGREED:
-        may_agree = player is None or _is_own(player) or isinstance(player, LlmConfig)
+        may_agree = player is None or isinstance(player, OwnAgentConfig | LlmConfig)
         return agreed(game, position) if asked.is_draw_offered and may_agree else None
     if row.termination not in _LOSSES:
         return None
-    if player is None or _is_own(player):
+    if player is None or isinstance(player, OwnAgentConfig):
         replay.num_trusted += 1
         result = loss(game, position, Fault.FLAG_FALL, "")
         return replace(result, termination=Termination(row.termination), detail=row.detail or "")
-    failed = [try_ for try_ in map(attempt_of, tries) if _is_own_failure(try_)]
+    failed = [try_ for try_ in map(attempt_of, tries) if try_.is_own_failure]
     last = failed[-1] if failed else None
     said = "" if last is None else last.detail
     if row.termination == Termination.FLAG_FALL:
@@ -390,10 +387,6 @@ def _ended(
         if len(failed) < budget:
             return None
     return loss(game, position, last.fault, said)
-
-
-def _is_own_failure(attempt: Attempt) -> bool:
-    return attempt.fault is not None and not attempt.fault.is_infrastructure
 
 
 def _has_fallen(

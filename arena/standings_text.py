@@ -117,6 +117,8 @@ def notes(report: Report) -> Iterator[str]:
         rows = [row for row in report["standings"] if row["game"] == game]
         for note in (*_ratings_notes(told), *_zero_notes(rows), *_unrated_notes(unrated)):
             yield f"{game}: {note}"
+    yield from _fit_notes(report["ratings"])
+    yield from _test_notes(report["sprt"])
 
 
 def _ratings_notes(told: Row) -> Iterator[str]:
@@ -134,6 +136,32 @@ def _ratings_notes(told: Row) -> Iterator[str]:
     if told["advantage_elo"] is not None:
         worth = f"{round(told['advantage_elo']):+} ± {told['advantage_error']:.0f}"
         yield f"moving first is worth {worth} Elo (95 %)."
+
+
+def _fit_notes(ratings: Sequence[Row]) -> Iterator[str]:
+    """What a reader must know before believing the ratings."""
+    for rated in ratings:
+        if rated["failure"] is not None:
+            yield f"{rated['game']}: some or all ratings are missing: {rated['failure']}."
+        if rated["anchor_fit"] is not None and not rated["anchor_fit"]["is_credible"]:
+            yield (
+                f"{rated['game']}: the anchors do not fit the games (a chance below 0.1 %); "
+                "ratings that hang on them mean nothing."
+            )
+
+
+def _test_notes(tests: Sequence[Row]) -> Iterator[str]:
+    """What unrated games did to a test."""
+    for test in tests:
+        if test["unrated_pairs"]:
+            told = (
+                f"{test['game']}: the test of {test['agent']} v {test['opponent']} leaves out "
+                f"{test['unrated_pairs']} pairs with a game that is not rated"
+            )
+            if test["run_decision"] != test["decision"]:
+                says = decision({**test, "decision": test["run_decision"]})
+                told += f"; the run went by all pairs, which say: {says}"
+            yield f"{told}."
 
 
 def _zero_notes(rows: Sequence[Row]) -> Iterator[str]:

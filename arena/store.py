@@ -34,8 +34,7 @@ LOCK_FILE = "run.lock"
 _PARTIAL = "run.db.partial"
 SCHEMA_VERSION = 5
 """1 lacked `telemetry` and the indexes of `matches`, 2 lacked `attempts.eval_cp`, 3
-`attempts.reasoning`, 4
-`plies.offers_draw` and `judge_cp`."""
+`attempts.reasoning`, 4 `plies.offers_draw` and `judge_cp`."""
 BUCKETS_KEPT = 3600
 """Of each span of an engine's telemetry; older ones are charted by a coarser span."""
 
@@ -351,8 +350,7 @@ class Store:
         try:
             cls._lay(folder, run, matches)
         except (sqlite3.Error, OSError) as error:
-            for path in folder.glob(f"{_PARTIAL}*"):
-                path.unlink(missing_ok=True)
+            _remove_partial(folder)
             if not had_lock:
                 (folder / LOCK_FILE).unlink(missing_ok=True)
             os.close(lock)
@@ -370,8 +368,7 @@ class Store:
     def _lay(folder: Path, run: RunRow, matches: Iterable[MatchRow]) -> None:
         """Write a new database beside its place, and move it there whole."""
         partial = folder / _PARTIAL
-        for stale in folder.glob(f"{_PARTIAL}*"):  # SQLite's own, of a process that was killed
-            stale.unlink(missing_ok=True)
+        _remove_partial(folder)  # of a process that was killed
         with closing(sqlite3.connect(partial, isolation_level=None)) as db:
             db.executescript(_SCHEMA + _TELEMETRY_SCHEMA)
             db.execute("BEGIN")
@@ -618,6 +615,12 @@ def open_read_only(path: Path, *, check_same_thread: bool = True) -> sqlite3.Con
             uri + "?mode=ro&immutable=1", uri=True, check_same_thread=check_same_thread
         )
     return db
+
+
+def _remove_partial(folder: Path) -> None:
+    """What was laid of a database that is not whole, SQLite's own files beside it too."""
+    for path in folder.glob(f"{_PARTIAL}*"):
+        path.unlink(missing_ok=True)
 
 
 def check_free(folder: Path, *, replace: bool) -> None:

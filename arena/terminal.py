@@ -616,13 +616,8 @@ def _print_standings(console: Console, report: Mapping[str, Any]) -> None:
     told = standings_text.table(report)
     right = set(told.columns).difference(("game", "agent"))
     _print_all(console, [_Wide(*told, right, len(standings_text.NAMES))])
-    notes = standings_text.notes(report)
-    more = (
-        *_rating_notes(report["ratings"]),
-        *_test_notes(report["sprt"]),
-        *_cross_notes(report["standings"]),
-    )
-    _print_lines(console, "What to know of the standings", (*notes, *more))
+    notes = (*standings_text.notes(report), *_cross_notes(report["standings"]))
+    _print_lines(console, "What to know of the standings", notes)
 
 
 def _verdict_report(verdict: Mapping[str, Any]) -> list[Text]:
@@ -746,32 +741,6 @@ def _sprt_table(tests: Sequence[Mapping[str, Any]]) -> _Wide:
         )
     right = set(columns).difference((*_TWO, "decision"))
     return _Wide("SPRT", columns, rows, right, len(_TWO), standings_text.TEST_NOTE)
-
-
-def _rating_notes(ratings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What a reader must know before believing the ratings."""
-    for rated in ratings:
-        if rated["failure"] is not None:
-            yield f"{rated['game']}: some or all ratings are missing: {rated['failure']}."
-        if rated["anchor_fit"] is not None and not rated["anchor_fit"]["is_credible"]:
-            yield (
-                f"{rated['game']}: the anchors do not fit the games (a chance below 0.1 %); "
-                "ratings that hang on them mean nothing."
-            )
-
-
-def _test_notes(tests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What unrated games did to a test."""
-    for test in tests:
-        if test["unrated_pairs"]:
-            told = (
-                f"{test['game']}: the test of {test['agent']} v {test['opponent']} leaves out "
-                f"{test['unrated_pairs']} pairs with a game that is not rated"
-            )
-            if test["run_decision"] != test["decision"]:
-                says = standings_text.decision({**test, "decision": test["run_decision"]})
-                told += f"; the run went by all pairs, which say: {says}"
-            yield f"{told}."
 
 
 def _ties_table(ties: Sequence[Mapping[str, Any]]) -> _Wide:

@@ -1,6 +1,7 @@
 """Clocks: the sums of each kind, the boundary, and what a ply is charged."""
 
 import math
+from collections.abc import Iterable, Iterator
 
 import pytest
 from hypothesis import given
@@ -70,13 +71,23 @@ def test_no_period_is_lost_to_rounding(left_s: float, spent_s: float, after_s: f
     assert after == pytest.approx(after_s)
 
 
+def moves(rules: ClockRules, spent: Iterable[float]) -> Iterator[tuple[float, float, float | None]]:
+    """What a side has before each move, what that takes, and what is left, until the flag falls."""
+    left: float | None = rules.start_s
+    for seconds in spent:
+        assert left is not None
+        after = rules.after(left, seconds)
+        yield left, seconds, after
+        if after is None:
+            return
+        left = after
+
+
 @given(RULES, st.lists(SECONDS, max_size=30))
 def test_a_clock_is_never_below_nothing_and_never_grows_but_by_increments(
     rules: ClockRules, spent: list[float]
 ) -> None:
-    left = rules.start_s
-    for seconds in spent:
-        after = rules.after(left, seconds)
+    for left, seconds, after in moves(rules, spent):
         if after is None:
             assert seconds > left
             return
@@ -84,16 +95,12 @@ def test_a_clock_is_never_below_nothing_and_never_grows_but_by_increments(
         assert seconds <= left
         most = rules.base_s if rules.kind == "move" else left + rules.increment_s
         assert after <= most + 1e-9
-        left = after
 
 
 @given(st.floats(1, 600), st.floats(0, 30), st.lists(st.floats(0, 20), max_size=30))
 def test_fischers_sum(base_s: float, increment_s: float, spent: list[float]) -> None:
     rules = ClockRules("fischer", base_s, increment_s)
-    left: float | None = rules.start_s
-    for done, seconds in enumerate(spent, start=1):
-        assert left is not None
-        left = rules.after(left, seconds)
+    for done, (_, _, left) in enumerate(moves(rules, spent), start=1):
         if left is None:
             return
         assert math.isclose(left, base_s + done * increment_s - sum(spent[:done]), abs_tol=1e-6)
@@ -126,9 +133,7 @@ def of_seconds(spent_s: float) -> Attempt:
 def test_what_tries_left_is_what_they_could_leave_and_more_or_less_is_not(
     rules: ClockRules, spent: list[float]
 ) -> None:
-    left = rules.start_s
-    for seconds in spent:
-        after = rules.after(left, seconds)
+    for left, seconds, after in moves(rules, spent):
         if after is None:
             assert could_fall(left, [of_seconds(seconds)])
             return
@@ -138,7 +143,6 @@ def test_what_tries_left_is_what_they_could_leave_and_more_or_less_is_not(
         assert not could_leave(rules, left, [of_seconds(seconds)], after - 0.01)
         assert not could_leave(rules, left, [], -0.01)
         assert not could_leave(rules, left, [], left + max(rules.base_s, rules.increment_s) + 0.01)
-        left = after
 
 
 def test_a_fallen_flag_says_why() -> None:

@@ -54,13 +54,18 @@ move_period_seconds = 0
 Reader = Callable[..., str | Failure]
 
 
+def play(folder: Path) -> Path:
+    """The run of the config that stands in a folder."""
+    run = folder / "run"
+    assert cli.main(["run", str(folder / "t.toml"), "--out", str(run), "--view", "none"]) == 0
+    return run
+
+
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("replay")
     (folder / "t.toml").write_text(CONFIG)
-    run = folder / "run"
-    assert cli.main(["run", str(folder / "t.toml"), "--out", str(run), "--view", "none"]) == 0
-    return run
+    return play(folder)
 
 
 @pytest.fixture
@@ -136,9 +141,7 @@ def conceded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = re.sub(r"replies = .*", f"replies = {said}", CONFIG).replace("pairs = 1", "pairs = 4")
     text = text.replace("[pace]", "draw_offers = true\nresignation = true\n[pace]")
     (folder / "t.toml").write_text(text.replace("max_plies = 12", "max_plies = 60"))
-    run = folder / "run"
-    assert cli.main(["run", str(folder / "t.toml"), "--out", str(run), "--view", "none"]) == 0
-    return run
+    return play(folder)
 
 
 def test_draws_by_agreement_and_resignations_come_out_the_same(conceded: Path) -> None:
@@ -295,9 +298,7 @@ increment_seconds = 0.5
 def timed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("timed")
     (folder / "t.toml").write_text(CONFIG + CLOCK)
-    run = folder / "run"
-    assert cli.main(["run", str(folder / "t.toml"), "--out", str(run), "--view", "none"]) == 0
-    return run
+    return play(folder)
 
 
 def test_clocks_follow_from_the_tries(timed: Path) -> None:
@@ -339,8 +340,7 @@ def test_a_flag_s_fall_needs_the_time_that_it_took(tmp_path: Path) -> None:
         "[tournament]\npairs = 2\n[pace]\nmove_period_seconds = 0\n"
         '[clock]\nkind = "fischer"\nbase_seconds = 0.1\n'
     )
-    run = tmp_path / "run"
-    assert cli.main(["run", str(tmp_path / "t.toml"), "--out", str(run), "--view", "none"]) == 0
+    run = play(tmp_path)
     held = read(run)
     fallen = {row.id for row in held.matches if row.termination == "flag_fall"}
     assert fallen
@@ -355,8 +355,7 @@ def test_a_book_that_is_gone_is_told(tmp_path: Path) -> None:
     book.write_text("rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq -\n")
     text = CONFIG.replace('games = ["chess", "janggi"]', "").replace('"free"\nkind', '"x"\nkind')
     (tmp_path / "t.toml").write_text(text + f'[openings]\nbook = "{book}"\n')
-    run = tmp_path / "run"
-    assert cli.main(["run", str(tmp_path / "t.toml"), "--out", str(run), "--view", "none"]) == 0
+    run = play(tmp_path)
     assert replayed(run)["schedule"] is None
     book.unlink()
     result = replayed(run)
@@ -463,8 +462,7 @@ def test_a_uci_engine_s_answers_are_judged_again(
         f'[tournament]\ngames = ["{game}"]\npairs = 1\nparallel_matches = 1\n'
         '[pace]\nmove_period_seconds = 0\n[openings]\nbook = "start"\n[faults]\nprobe = false\n'
     )
-    run = tmp_path / "run"
-    assert cli.main(["run", str(tmp_path / "t.toml"), "--out", str(run), "--view", "none"]) == 0
+    run = play(tmp_path)
     held = read(run)
     assert [a.fault for a in held.attempts][:2] == [None, "engine_illegal"]
     result = replayed(run)
@@ -490,8 +488,7 @@ def test_moves_that_a_uci_player_draws_are_drawn_again(tmp_path: Path) -> None:
         "[tournament]\npairs = 1\nmax_plies = 6\n[pace]\nmove_period_seconds = 0\n"
         '[openings]\nbook = "start"\n[faults]\nprobe = false\n'
     )
-    run = tmp_path / "run"
-    assert cli.main(["run", str(tmp_path / "t.toml"), "--out", str(run), "--view", "none"]) == 0
+    run = play(tmp_path)
     assert replayed(run)["is_same"]
     held = read(run)
     match = next(row for row in held.matches if row.agent_first == "fish")

@@ -68,38 +68,39 @@ class Answering(Silent):
         return Decision(turn.position.legal_moves()[0], None, ())
 
 
+def failed(fault: Fault, why: str) -> Decision:
+    """A try without a reply, which decided."""
+    return Decision(None, fault, (Attempt(0, None, fault, why),))
+
+
 class Crashing(Answering):
     """Answers the probe, and crashes in every game."""
 
     async def choose(self, turn: Turn) -> Decision:
         if turn.match_id.startswith("probe-"):
             return Decision(turn.position.legal_moves()[0], None, ())
-        fault = Fault.ENGINE_CRASH
-        return Decision(None, fault, (Attempt(0, None, fault, "it is gone"),))
+        return failed(Fault.ENGINE_CRASH, "it is gone")
 
 
 class Broken(Crashing):
     """Crashes when it is probed."""
 
     async def choose(self, turn: Turn) -> Decision:
-        fault = Fault.ENGINE_CRASH
-        return Decision(None, fault, (Attempt(0, None, fault, "it is gone"),))
+        return failed(Fault.ENGINE_CRASH, "it is gone")
 
 
 class Mute(Answering):
     """Lets its time pass without a word."""
 
     async def choose(self, turn: Turn) -> Decision:
-        fault = Fault.FLAG_FALL
-        return Decision(None, fault, (Attempt(0, None, fault, "it gave no move"),))
+        return failed(Fault.FLAG_FALL, "it gave no move")
 
 
 class Wrong(Answering):
     """Answers what is no move."""
 
     async def choose(self, turn: Turn) -> Decision:
-        fault = Fault.ENGINE_ILLEGAL
-        return Decision(None, fault, (Attempt(0, None, fault, "it answered '(none)'"),))
+        return failed(Fault.ENGINE_ILLEGAL, "it answered '(none)'")
 
 
 def own(folder: Path, agent: type, pairs: int = 1) -> Path:
