@@ -10,8 +10,6 @@ from copy import copy
 from functools import cached_property
 from typing import Any
 
-import structlog
-
 from serving.budget import cut_short, used_its_time
 from serving.config import EngineConfigError, EngineKind, EngineStart
 from serving.engine import (
@@ -34,9 +32,10 @@ from serving.engine import (
     TokenPrompt,
     Usage,
 )
+from serving.host_child import HostProcess, HostStart
+from serving.host_keeper import HostKeeper
 from serving.models import ResolvedModel, resolve, shape_of
 from serving.template import ModelTemplate, TemplateError, load_template
-from serving.vllm_child import HostProcess, HostStart, spawn, wait_until_ready
 from serving.vllm_config import (
     VllmConfig,
     check_vllm,
@@ -55,8 +54,6 @@ _RESET_S = 10.0
 _METRICS_S = 2.0
 _SNAPSHOTS_KEPT = 4096
 _FINISHES = {"stop": Finish.STOP, "repetition": Finish.STOP, "length": Finish.LENGTH}
-
-log = structlog.get_logger(__name__)
 
 
 class _Pending:
@@ -91,9 +88,8 @@ class VllmEngine:
 
     def __init__(self, start: EngineStart, config: VllmConfig) -> None:
         self.name = start.name
-        self.restarts = 0
         build = installed_build()
-        self.version = build.version if build else "not installed"
+        self._installed = build.version if build else "not installed"
         self._device = build.device if build else "cpu"
         self._settings = start
         self._config = config
@@ -102,18 +98,21 @@ class VllmEngine:
         """In the order in which they were admitted."""
         self._steps_at: deque[float] = deque()
         """When steps were heard of since the oldest of these was admitted."""
-        self._host: HostProcess | None = None
-        self._host_start: HostStart | None = None
-        self._serving = asyncio.Event()
-        """Set while requests need not wait: the host is ready, or there will be none again."""
-        self._final: EngineDead | None = None
-        self._ready: asyncio.Future[str] | None = None
+        self._keeper = HostKeeper(start, self._take, self._fail_pending)
         self._resetting: asyncio.Future[bool] | None = None
         self._scraping: asyncio.Task[str] | None = None
         self._scraped: dict[int, asyncio.Future[str]] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._watching: asyncio.Task[None] | None = None
         self._last_progress = time.monotonic()
         self._telemetry = _Telemetry()
+
+    @property
+    def version(self) -> str:
+        return self._keeper.version or self._installed
+
+    @property
+    def restarts(self) -> int:
+        return self._keeper.restarts
 
     @cached_property
     def _model(self) -> ResolvedModel:
@@ -136,34 +135,28 @@ class VllmEngine:
 
     @property
     def is_ready(self) -> bool:
-        if self._final is not None:
-            return True
-        return self._host is not None and not self._host.link.failed.done()
+        return self._keeper.is_ready
 
     @property
     def pgid(self) -> int | None:
         """The process group of the engine's processes, while it has one."""
-        return self._host.pgid if self._host else None
+        return self._keeper.host.pgid if self._keeper.host else None
 
     async def open(self) -> None:
         """Ready to generate, the first step behind it; raises EngineDead."""
         try:
-            self._host_start = await asyncio.to_thread(self._plan_start)
-            await self._start_host()
+            await self._keeper.open(await asyncio.to_thread(self._plan_start))
         except (EngineDead, EngineConfigError, TemplateError) as error:
-            self._final = EngineDead(str(error), final=True)
-            raise self._final from error
-        self._tasks = [
-            asyncio.create_task(self._supervise()),
-            asyncio.create_task(self._watch_progress()),
-        ]
-        for task in self._tasks:
-            task.add_done_callback(self._guard_ended)
+            final = EngineDead(str(error), final=True)
+            self._keeper.give_up(final)
+            raise final from error
+        self._watching = asyncio.create_task(self._watch_progress())
+        self._watching.add_done_callback(self._keeper.guard_ended)
 
     async def generate(self, request: Request) -> Reply:
         if not isinstance(request.prompt, TokenPrompt):
             raise RequestRejected(f"engine {self.name} takes prompts as token ids")
-        host = await self._ready_host()
+        host = await self._keeper.ready_host()
         pending = self._ask(host, request)
         try:
             return self._reply(pending, await pending.answer)
@@ -185,7 +178,7 @@ class VllmEngine:
     async def reset_prefix_cache(self) -> bool:
         if self._pending:
             return False
-        host = await self._ready_host()
+        host = await self._keeper.ready_host()
         self._resetting = asyncio.get_running_loop().create_future()
         host.link.send("reset")
         try:
@@ -206,22 +199,15 @@ class VllmEngine:
 
     async def close(self) -> None:
         """End every process of the engine and wait until none is left."""
-        closed = EngineDead(f"engine {self.name} was closed", final=True)
-        self._final = self._final or closed
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
-        self._fail_pending(closed)
-        self._serving.set()
-        if self._host is not None:
-            host, self._host = self._host, None
-            await host.end()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        await self._keeper.close()
         self._telemetry.close()
 
     async def _scrape(self) -> str:
-        host = self._host
-        if host is None or host.link.failed.done():
+        host = self._keeper.live
+        if host is None:
             return ""
         number = next(self._numbers)
         text = self._scraped[number] = asyncio.get_running_loop().create_future()
@@ -246,51 +232,6 @@ class VllmEngine:
             command=self.host_command,
         )
 
-    async def _start_host(self) -> None:
-        """A ready host, or EngineDead; leaves no process behind when it fails."""
-        assert self._host_start is not None
-        self._ready = asyncio.get_running_loop().create_future()
-        begun = time.monotonic()
-        try:
-            host = await spawn(self._host_start, self._take)
-        except OSError as error:
-            raise EngineDead(f"engine {self.name} cannot be started: {error}") from error
-        try:
-            self.version = await wait_until_ready(host, self._ready, self._host_start)
-        except BaseException:
-            await host.end(grace_s=0)
-            raise
-        self._host = host
-        self._serving.set()
-        took = round(time.monotonic() - begun, 1)
-        log.info("engine.ready", engine=self.name, version=self.version, seconds=took)
-
-    async def _supervise(self) -> None:
-        """Until closed: when a start of the engine fails, end it and start another."""
-        while self._host is not None:
-            error = await asyncio.shield(self._host.link.failed)
-            log.warning("engine.failed", engine=self.name, kind=error.kind, reason=str(error))
-            self._serving.clear()
-            self._fail_pending(error)
-            await self._host.end(grace_s=0)
-            self._host = None
-            await self._restart(error)
-
-    async def _restart(self, error: EngineError) -> None:
-        """A new host, or the final error for every request from now on."""
-        while self.restarts < self._settings.restart_limit:
-            self.restarts += 1
-            try:
-                await self._start_host()
-            except EngineDead as again:
-                error = again
-            else:
-                return
-        limit = self._settings.restart_limit
-        self._final = EngineDead(f"{error} (restarted {limit} times)", final=True)
-        log.error("engine.dead", engine=self.name, reason=str(self._final))
-        self._serving.set()
-
     async def _watch_progress(self) -> None:
         """Call the engine stalled when work is unfinished and no step completes for too long."""
         stall_s = self._settings.stall_seconds
@@ -305,23 +246,13 @@ class VllmEngine:
                 # this process itself was stopped: the engine may have gone on unheard
                 self._last_progress += overslept
             silent_s = now - self._last_progress
-            if self._pending and self._host is not None and silent_s > stall_s:
-                self._host.link.fail(
+            if self._pending and self._keeper.host is not None and silent_s > stall_s:
+                self._keeper.host.link.fail(
                     EngineStalled(
                         f"engine {self.name}: no step for {silent_s:.1f} s with "
                         f"{len(self._pending)} requests unfinished"
                     )
                 )
-
-    async def _ready_host(self) -> HostProcess:
-        while True:
-            await self._serving.wait()
-            if self._final is not None:
-                raise copy(self._final)
-            if self._host is not None and not self._host.link.failed.done():
-                return self._host
-            # failed; the supervisor, about to run, opens the way again
-            self._serving.clear()
 
     def _ask(self, host: HostProcess, request: Request) -> _Pending:
         loop = asyncio.get_running_loop()
@@ -386,8 +317,6 @@ class VllmEngine:
             pending = self._pending.get(number)
             if pending is not None:
                 pending.fail(self._error(kind, message))
-        elif tag == "ready" and self._ready is not None and not self._ready.done():
-            self._ready.set_result(str(fields[0]))
         elif tag == "reset" and self._resetting is not None and not self._resetting.done():
             self._resetting.set_result(bool(fields[0]))
         elif tag == "metrics" and (text := self._scraped.pop(fields[0], None)) is not None:
@@ -446,13 +375,6 @@ class VllmEngine:
     def _fail_pending(self, error: EngineError) -> None:
         for pending in list(self._pending.values()):
             pending.fail(copy(error))
-
-    def _guard_ended(self, task: asyncio.Task[None]) -> None:
-        """Without supervisor and watchdog nothing would ever answer: say so."""
-        if not task.cancelled() and (cause := task.exception()) is not None:
-            self._final = EngineDead(f"engine {self.name}: {cause!r}", final=True)
-            self._fail_pending(self._final)
-            self._serving.set()
 
 
 class _Telemetry:

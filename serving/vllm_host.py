@@ -35,8 +35,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from serving.host_wire import LONGEST_LINE, decode, encode
 from serving.vllm_steps import StepTap
-from serving.vllm_wire import LONGEST_LINE, Answer, Ask, decode, encode
+from serving.vllm_wire import Answer, Ask
 
 STEPS_PERIOD_S = 0.1
 """Steps are sent together, at most this late."""

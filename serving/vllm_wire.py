@@ -1,25 +1,16 @@
-"""What the arena and the vLLM host say to each other: lines of JSON over one socket.
+"""What the arena and the vLLM host say to each other besides what every host does (`host_wire`).
 
-A line is a list of messages, each a list that begins with its tag. Only durations cross, never
-times.
-
-    arena → host                                   host → arena
-    start  arguments, warm-up ids                  ready  version
-    ask    Ask fields                              first  number            (streamed requests)
-    abort  number         (nothing comes back)     reply  Answer fields
-    expire number         (reply: text so far)     error  number, kind, message
-    reset  (the prefix cache)                      reset  done?
-    metrics  number                                metrics  number, text of vLLM's own metrics
-                                                   steps  Step fields, again and again
-                                                   dead   message           (the host ends)
+arena → host                                   host → arena
+ask    Ask fields                              first  number            (streamed requests)
+abort  number         (nothing comes back)     reply  Answer fields
+expire number         (reply: text so far)     error  number, kind, message
+reset  (the prefix cache)                      reset  done?
+metrics  number                                metrics  number, text of vLLM's own metrics
+                                               steps  Step fields, again and again
 """
 
-import json
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
-
-LONGEST_LINE = 1 << 28
-"""Bytes; a full batch of long prompts stays far below."""
+from collections.abc import Sequence
+from typing import NamedTuple
 
 
 class Ask(NamedTuple):
@@ -65,16 +56,3 @@ class Step(NamedTuple):
     prefix_queries: int
     prefix_hits: int
     preemptions: int
-
-
-def encode(messages: Iterable[Sequence[Any]]) -> bytes:
-    """One line holding the messages."""
-    return json.dumps(list(messages), separators=(",", ":")).encode() + b"\n"
-
-
-def decode(line: bytes) -> list[list[Any]]:
-    """The messages of one line; ValueError where it is not one."""
-    messages = json.loads(line)
-    if not isinstance(messages, list):
-        raise ValueError("not a list of messages")
-    return messages

@@ -23,8 +23,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from serving.host_wire import decode, encode
 from serving.process import guard_group
-from serving.vllm_wire import Answer, Ask, Step, decode, encode
+from serving.vllm_wire import Answer, Ask, Step
 
 STEP = Step(0.0, 2, 7, 2, 1, 0.25, 100, 64, 0)
 

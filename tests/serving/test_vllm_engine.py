@@ -316,9 +316,10 @@ async def test_a_process_that_cannot_be_ended_does_not_hold_the_close_up(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = await launch("answer")
-    assert engine._host is not None
+    host = engine._keeper.host
+    assert host is not None
     monkeypatch.setattr("serving.engine_group._REAP_LIMIT_S", 0.01)
-    monkeypatch.setattr(engine._host._group._process, "wait", asyncio.Event().wait)
+    monkeypatch.setattr(host._group._process, "wait", asyncio.Event().wait)
     with structlog.testing.capture_logs() as logs:
         await engine.close()
     assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == [

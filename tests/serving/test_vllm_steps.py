@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from serving.host_wire import decode, encode
 from serving.vllm_steps import StepTap
-from serving.vllm_wire import Ask, decode, encode
+from serving.vllm_wire import Ask
 
 
 def scheduler(ctx: tuple[int, int], gen: tuple[int, int], **changes: Any) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""One start of the vLLM host: its process, its two sockets, its end."""
+"""One start of an engine's host: its process, its two sockets, its end."""
 
 import asyncio
 import socket
@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from serving.engine import EngineDead, EngineError
 from serving.engine_group import EngineFiles, EngineGroup, log_tail, spawn_group
+from serving.host_wire import decode, encode
 from serving.process import TERMINATE_GRACE_S, last_error
-from serving.vllm_wire import decode, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class HostProcess:
         return self._group.pgid
 
     async def end(self, *, grace_s: float = TERMINATE_GRACE_S) -> None:
-        """End the host, vLLM's processes and the guard; returns when none is left.
+        """End the host, the processes it started and the guard; returns when none is left.
 
         One that the system cannot kill (stuck in a driver) is left, with its record on disk.
         """
@@ -131,7 +131,7 @@ async def spawn(start: HostStart, take: Callable[[str, list[Any]], None]) -> Hos
 async def wait_until_ready(
     host: HostProcess, ready: "asyncio.Future[str]", start: HostStart
 ) -> str:
-    """vLLM's version; raises EngineDead with the reason from the log."""
+    """The engine's version; raises EngineDead with the reason from the log."""
     failed = host.link.failed
     either: set[asyncio.Future[Any]] = {ready, failed}
     await asyncio.wait(either, timeout=start.limit_s, return_when=asyncio.FIRST_COMPLETED)
