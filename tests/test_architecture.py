@@ -35,6 +35,7 @@ HOMES = {
     "numpy": ("arena/pairwise.py", "arena/sprt.py", "arena/swiss.py", *FIELD),
     "opentelemetry": ("arena/tracing.py",),
     "prometheus_client": ("arena/metrics.py", "serving/vllm_host.py"),
+    "ray": ("serving/ray_host.py", "serving/ray_replica.py", "serving/ray_router.py"),
     "rich": ("arena/terminal.py",),
     "scipy": (
         "arena/pairwise.py",
@@ -53,7 +54,7 @@ HOMES = {
 }
 
 # They come with an engine's extra or with vLLM, and are imported in children of ours alone.
-ENGINE_SIDE = {"gguf", "huggingface_hub", "torch", "transformers", "vllm", "xllamacpp"}
+ENGINE_SIDE = {"gguf", "huggingface_hub", "ray", "torch", "transformers", "vllm", "xllamacpp"}
 # They come with an extra of their own, and are imported when that is asked for.
 OPTIONAL = {"opentelemetry"}
 

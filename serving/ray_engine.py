@@ -1,0 +1,362 @@
+"""Replicas of an engine on Ray, as one engine: a child process speaks to the cluster for us.
+
+The child (`ray_host`) deploys the replicas on Ray Serve, and decides which one a match goes to. A
+replica that ends or freezes fails what it was asked, and its matches go on at others while Ray
+starts another; the child itself is started again as any engine's host is.
+"""
+
+import asyncio
+import hashlib
+import itertools
+import json
+import re
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from copy import copy
+from dataclasses import asdict
+
+import structlog
+
+from serving.config import EngineConfigError, EngineKind, EngineStart
+from serving.engine import (
+    EngineDead,
+    EngineError,
+    EngineLimits,
+    EngineSnapshot,
+    EngineStalled,
+    EngineUnavailable,
+    Prompt,
+    Reply,
+    Request,
+    Template,
+)
+from serving.host_child import HostProcess, HostStart
+from serving.host_keeper import HostKeeper
+from serving.ray_config import HOSTED, RayConfig, check_ray, installed_ray
+from serving.ray_wire import (
+    Fields,
+    Look,
+    RayStart,
+    ReplicaPlan,
+    error_of,
+    prompt_fields,
+    reply_of,
+    request_fields,
+    snapshot_of,
+)
+from serving.template import TemplateError
+
+_ANSWER_S = 5.0
+"""After a request's deadline, by which the replica itself gives it up."""
+_LEAST_LOOK_S = 0.25
+_LOOKS_PER_S = 200
+"""At all replicas together, at most."""
+_MORE_ASKED = 64
+"""Looks, and what Ray counts before it hears of an end."""
+_RESET_S = 10.0
+_PRIME_S = 600.0
+_CLOSE_S = 35.0
+_SNAPSHOTS_KEPT = 16_384
+
+log = structlog.get_logger(__name__)
+
+
+class _Pending:
+    """A request that no replica has answered yet."""
+
+    __slots__ = ("admitted", "answer", "number", "request", "timer")
+
+    def __init__(self, number: int, request: Request, loop: asyncio.AbstractEventLoop) -> None:
+        self.number = number
+        self.request = request
+        self.admitted = time.monotonic()
+        self.answer: asyncio.Future[Reply] = loop.create_future()
+        self.timer: asyncio.TimerHandle | None = None
+
+    def fail(self, error: EngineError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class RayEngine:
+    """Replicas on Ray behind one name. While there is none, requests wait."""
+
+    kind = "ray"
+
+    host_command: Sequence[str] = (sys.executable, "-m", "serving.ray_host")
+    """Starts the host; given the numbers of two inherited sockets."""
+
+    def __init__(self, start: EngineStart, config: RayConfig) -> None:
+        self.name = start.name
+        self._settings = start
+        self._config = config
+        self._hosted = HOSTED[config.engine.kind].build(start, config.engine)
+        """Never opened: what its template and limits are, the replicas' are."""
+        self._keeper = HostKeeper(start, self._take, self._fail_all)
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._errands: dict[int, asyncio.Future[bool]] = {}
+        self._replicas: frozenset[str] = frozenset()
+        self._has_replicas = asyncio.Event()
+        """Set while requests need not wait for a replica, or there will be none again."""
+        self._lost = 0
+        self._restarts: dict[str, int] = {}
+        """Of the engine in each replica."""
+        self._nodes: dict[str, str] = {}
+        self._left_alone: asyncio.TimerHandle | None = None
+        self._is_deleted = asyncio.Event()
+        self._unread: deque[EngineSnapshot] = deque(maxlen=_SNAPSHOTS_KEPT)
+        self._is_told = asyncio.Event()
+        self._is_closed = False
+
+    @property
+    def version(self) -> str:
+        return self._keeper.version or f"ray {installed_ray() or 'not installed'}"
+
+    @property
+    def template(self) -> Template:
+        """Resolves the model on first use, which may block for long; `open` does it in a thread."""
+        return self._hosted.template
+
+    @property
+    def limits(self) -> EngineLimits:
+        config = self._config
+        inner = self._hosted.limits
+        return EngineLimits(
+            config.context_tokens,
+            config.max_concurrent,
+            config.max_queued,
+            inner.max_batched_tokens,
+        )
+
+    @property
+    def restarts(self) -> int:
+        """Of the host, of engines inside replicas, and replicas that ended."""
+        return self._keeper.restarts + sum(self._restarts.values()) + self._lost
+
+    @property
+    def is_ready(self) -> bool:
+        return self._keeper.is_ready and self._has_replicas.is_set()
+
+    @property
+    def nodes(self) -> dict[str, str]:
+        """Where each replica runs: its machine's address in the cluster."""
+        return {replica: self._nodes.get(replica, "") for replica in sorted(self._replicas)}
+
+    @property
+    def pgid(self) -> int | None:
+        """The process group of the host and, of a local cluster, of all of Ray."""
+        return self._keeper.host.pgid if self._keeper.host else None
+
+    async def open(self) -> None:
+        """Every replica ready; raises EngineDead."""
+        try:
+            await asyncio.to_thread(lambda: self.template)
+            await self._keeper.open(self._plan_start())
+        except (EngineDead, EngineConfigError, TemplateError) as error:
+            final = EngineDead(str(error), final=True)
+            self._keeper.give_up(final)
+            raise final from error
+
+    async def generate(self, request: Request) -> Reply:
+        host = await self._serving_host()
+        loop = asyncio.get_running_loop()
+        pending = _Pending(next(self._numbers), request, loop)
+        self._pending[pending.number] = pending
+        host.link.send("ask", pending.number, request.match_id, request_fields(request))
+        pending.timer = loop.call_later(
+            request.deadline_s + _ANSWER_S, self._give_up, host, pending
+        )
+        try:
+            return await pending.answer
+        except asyncio.CancelledError:
+            host.link.send("abort", pending.number)
+            raise
+        finally:
+            self._pending.pop(pending.number, None)
+            pending.timer.cancel()
+
+    async def snapshots(self) -> AsyncIterator[EngineSnapshot]:
+        """Those of all replicas, each with its name."""
+        while True:
+            while self._unread:
+                yield self._unread.popleft()
+            if self._is_closed:
+                return
+            self._is_told.clear()
+            await self._is_told.wait()
+
+    async def prime(self, prompt: Prompt) -> None:
+        """On every replica."""
+        if not await self._everywhere(_PRIME_S, "prime", prompt_fields(prompt)):
+            raise EngineUnavailable(f"engine {self.name}: a replica could not compute the prompt")
+
+    async def reset_prefix_cache(self) -> bool:
+        """True only where every replica did."""
+        return not self._pending and await self._everywhere(_RESET_S, "reset")
+
+    async def close(self) -> None:
+        """End the replicas and the host; of a local cluster all of it."""
+        host = self._keeper.live
+        if host is not None and not self._config.is_local:
+            host.link.send("close")
+            try:
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._is_deleted.wait()
+            except TimeoutError:
+                log.warning("engine.not_deleted", engine=self.name, app=self._app)
+        if self._left_alone is not None:
+            self._left_alone.cancel()
+        await self._keeper.close()
+        self._has_replicas.set()
+        self._is_closed = True
+        self._is_told.set()
+
+    async def _serving_host(self) -> HostProcess:
+        while True:
+            host = await self._keeper.ready_host()
+            if self._has_replicas.is_set():
+                return host
+            await self._has_replicas.wait()
+
+    async def _everywhere(self, limit_s: float, tag: str, *fields: Fields) -> bool:
+        host = await self._serving_host()
+        number = next(self._numbers)
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._errands[number] = done
+        host.link.send(tag, number, *fields)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await done
+        except TimeoutError:
+            return False
+        finally:
+            self._errands.pop(number, None)
+
+    def _plan_start(self) -> HostStart:
+        config, settings = self._config, self._settings
+        plan = ReplicaPlan(
+            name=self.name,
+            engine=config.engine.model_dump(mode="json", exclude_unset=True),
+            stall_seconds=settings.stall_seconds,
+            restart_limit=settings.restart_limit,
+            lease_seconds=None if config.is_local else config.lease_seconds,
+        )
+        start = RayStart(
+            address=config.address,
+            app=self._app,
+            replicas=config.replicas,
+            max_replicas=config.max_replicas,
+            cpus=config.cpus_per_replica,
+            gpus=config.gpus,
+            batch_limit=config.batch_limit,
+            most_asked=config.engine.max_concurrent + config.engine.max_queued + _MORE_ASKED,
+            look_s=max(_LEAST_LOOK_S, config.most_replicas / _LOOKS_PER_S),
+            silent_s=settings.stall_seconds,
+            plan=asdict(plan),
+        )
+        return HostStart(
+            name=self.name,
+            log_dir=settings.log_dir,
+            arguments=asdict(start),
+            environment={},
+            warm_up_ids=(),
+            limit_s=config.start_seconds,
+            command=self.host_command,
+        )
+
+    @property
+    def _app(self) -> str:
+        """The same for every start of this engine in this run: replicas that an arena left which
+        was killed are taken over."""
+        table = self._config.model_dump_json()
+        run = json.dumps([socket.gethostname(), str(self._settings.log_dir.resolve()), table])
+        digest = hashlib.blake2b(run.encode(), digest_size=6).hexdigest()
+        return f"boardfleet-{re.sub(r'[^A-Za-z0-9-]', '-', self.name)}-{digest}"
+
+    def _give_up(self, host: HostProcess, pending: _Pending) -> None:
+        host.link.send("abort", pending.number)
+        request = pending.request
+        pending.fail(
+            EngineStalled(
+                f"engine {self.name}: {request.id} was not answered in {request.deadline_s:g} s"
+            )
+        )
+
+    def _take(self, tag: str, fields: Fields) -> None:
+        """One message from the host."""
+        if tag == "reply":
+            number, replica, reply = fields
+            if (pending := self._pending.get(number)) is not None and not pending.answer.done():
+                done = time.monotonic()
+                pending.answer.set_result(reply_of(reply, replica, pending.admitted, done))
+        elif tag == "error":
+            number, kind, message = fields
+            if (pending := self._pending.get(number)) is not None:
+                pending.fail(error_of(kind, f"engine {self.name}: {message}"))
+        elif tag == "look":
+            self._keep(Look(*fields))
+        elif tag == "replicas":
+            self._see(frozenset(fields[0]))
+        elif tag == "done" and (errand := self._errands.get(fields[0])) is not None:
+            if not errand.done():
+                errand.set_result(bool(fields[1]))
+        elif tag == "closed":
+            self._is_deleted.set()
+
+    def _keep(self, look: Look) -> None:
+        now = time.monotonic()
+        self._restarts[look.replica] = look.restarts
+        self._nodes[look.replica] = look.node
+        self._unread.extend(snapshot_of(one, look.replica, now) for one in look.snapshots)
+        self._is_told.set()
+
+    def _see(self, replicas: frozenset[str]) -> None:
+        """Those that serve now."""
+        gone, new = self._replicas - replicas, replicas - self._replicas
+        self._replicas = replicas
+        if gone or new:
+            log.info(
+                "engine.replicas",
+                engine=self.name,
+                gone=sorted(gone),
+                new=sorted(new),
+                serving=len(replicas),
+            )
+        if self._config.max_replicas is None:
+            self._lost += len(gone)
+        if replicas:
+            self._has_replicas.set()
+        else:
+            self._has_replicas.clear()
+        self._mind_loneliness()
+
+    def _mind_loneliness(self) -> None:
+        """A host whose replicas do not come back is of no more use after a while."""
+        if self._left_alone is not None:
+            self._left_alone.cancel()
+            self._left_alone = None
+        host = self._keeper.live
+        if host is not None and not self._replicas:
+            limit_s = self._config.start_seconds
+            error = EngineDead(f"engine {self.name}: no replica came back in {limit_s:g} s")
+            loop = asyncio.get_running_loop()
+            self._left_alone = loop.call_later(limit_s, host.link.fail, error)
+
+    def _fail_all(self, error: EngineError) -> None:
+        """The host is of no more use, now or for good."""
+        self._replicas = frozenset()
+        self._has_replicas.clear()
+        if isinstance(error, EngineDead) and error.final:
+            self._has_replicas.set()
+        for pending in list(self._pending.values()):
+            pending.fail(copy(error))
+        for errand in self._errands.values():
+            if not errand.done():
+                errand.set_result(False)
+
+
+RAY = EngineKind(RayConfig, check_ray, RayEngine)

@@ -1,0 +1,359 @@
+"""The process that speaks to Ray for the arena: `python -m serving.ray_host SOCKET LIFELINE`.
+
+Both arguments are inherited file descriptors. It deploys the replicas, decides which of them a
+match goes to, looks at each again and again, and ends with the arena. A cluster of this machine
+alone is started by it and ends with it.
+"""
+
+import os
+import sys
+
+from serving.process import guard_group
+
+if __name__ == "__main__":
+    # before ray is imported: that takes seconds, starts threads, and the arena may die meanwhile
+    guard_group(int(sys.argv[2]), os.environ.get("TMPDIR"))
+# read when ray is imported: it would tell its makers
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+import asyncio
+import math
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.exceptions import BackPressureError
+from ray.serve.schema import ApplicationStatus
+
+from serving import ray_presence
+from serving.affinity import Affinity
+from serving.engine import EngineDead, EngineStalled, EngineUnavailable, Overloaded
+from serving.host_wire import LONGEST_LINE, decode, encode
+from serving.ray_config import LOCAL
+from serving.ray_replica import deployment
+from serving.ray_router import ROUTER_PATH
+from serving.ray_wire import Fields, Look, RayStart, ReplicaPlan
+
+_OBJECT_STORE_BYTES = 128 << 20
+"""Of a cluster of ours; values that cross are small."""
+_LONGEST_TEMP_DIR = 40
+"""Letters; Ray's sockets stand below it, and a socket's path has at most 107 on Linux."""
+_LOCAL_TRIES = 3
+_CONNECT_S = 30.0
+"""A head that is started again is away for less."""
+_CONNECT_PAUSE_S = 1.0
+_EVERYWHERE_S = 600.0
+_DELETE_S = 30.0
+_SHUTDOWN_S = 10.0
+_HEALTH_PERIOD_S = 5.0
+_CONSTRUCTOR_TRIES = 2
+_BUSY_SHARE = 0.75
+"""Of a replica's batch: with more in flight on average, Ray adds one."""
+_ENGINE_SAYS = re.compile(r"ReplicaError: (.+)")
+
+
+@dataclass(eq=False, slots=True)
+class _Ask:
+    """A question on its way to a replica and back."""
+
+    number: int
+    match_id: str
+    replica: str
+    task: "asyncio.Task[None]"
+
+
+class Host:
+    """Serves one arena over one socket until either side ends."""
+
+    def __init__(self, start: RayStart, handle: Any, writer: asyncio.StreamWriter) -> None:
+        self._start = start
+        self._handle = handle
+        self._writer = writer
+        self._loop = asyncio.get_running_loop()
+        self._outbox: list[Any] = []
+        self._affinity = Affinity()
+        self._present: frozenset[str] = frozenset()
+        """Replicas that Ray runs."""
+        self._frozen: frozenset[str] = frozenset()
+        """Those among them that answer no look."""
+        self._looking: dict[str, asyncio.Task[None]] = {}
+        self._asks: dict[int, _Ask] = {}
+        self._errands: set[asyncio.Task[None]] = set()
+        self._complete = asyncio.Event()
+        """Set once there were as many replicas as were asked for."""
+        ray_presence.watch(self._heard_of)
+
+    async def first_replicas(self) -> str:
+        """Waits until all are there; the version of their engine."""
+        # Ray makes the router, which is told of the replicas, for the first question
+        version = str(await self._handle.options(method_name="version").remote())
+        await self._complete.wait()
+        return version
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        """Answer until the arena closes its end."""
+        while line := await reader.readline():
+            for tag, *fields in decode(line):
+                self._take(tag, fields)
+
+    def send(self, *message: Any) -> None:
+        """Put a message into the line that leaves at the end of this turn of the loop."""
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox.append(message)
+
+    def _flush(self) -> None:
+        messages, self._outbox = self._outbox, []
+        if messages and not self._writer.is_closing():
+            self._writer.write(encode(messages))
+
+    def _take(self, tag: str, fields: list[Any]) -> None:
+        if tag == "ask":
+            self._ask(*fields)
+        elif tag == "abort":
+            if (ask := self._asks.get(fields[0])) is not None:
+                ask.task.cancel()
+        elif tag in ("prime", "reset"):
+            number, *arguments = fields
+            self._run(self._everywhere(number, tag, arguments))
+        elif tag == "close":
+            self._run(self._delete())
+        else:
+            raise ValueError(f"unknown message {tag!r}")
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    def _ask(self, number: int, match_id: str, request: Fields) -> None:
+        replica = self._affinity.begin(match_id, time.monotonic())
+        if replica is None:
+            self.send("error", number, EngineDead.kind, "no replica is running")
+            return
+        task = self._loop.create_task(self._answer(number, replica, request))
+        self._asks[number] = _Ask(number, match_id, replica, task)
+        task.add_done_callback(lambda _: self._ended(number))
+
+    def _ended(self, number: int) -> None:
+        ask = self._asks.pop(number)
+        self._affinity.end(ask.match_id, time.monotonic())
+
+    async def _answer(self, number: int, replica: str, request: Fields) -> None:
+        try:
+            reply, failure = await self._call(replica, "ask", request)
+        except BackPressureError:
+            self.send("error", number, Overloaded.kind, f"replica {replica} takes no more")
+        except RayActorError as error:
+            why = f"replica {replica} ended: {one_line(error)}"
+            self.send("error", number, EngineDead.kind, why)
+        # whatever Ray raises for one request, the arena must hear of each
+        except Exception as error:  # noqa: BLE001
+            why = f"replica {replica}: {one_line(error)}"
+            self.send("error", number, EngineUnavailable.kind, why)
+        else:
+            if failure is None:
+                self.send("reply", number, replica, reply)
+            else:
+                kind, why = failure
+                self.send("error", number, kind, f"replica {replica}: {why}")
+
+    async def _call(self, replica: str, method: str, *arguments: Any) -> Any:
+        """What one replica answers; cancelling passes on to it."""
+        response = self._handle.options(method_name=method, session_id=replica).remote(*arguments)
+        try:
+            return await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+
+    async def _everywhere(self, number: int, method: str, arguments: Fields) -> None:
+        calls = (self._call(replica, method, *arguments) for replica in self._serving)
+        try:
+            async with asyncio.timeout(_EVERYWHERE_S):
+                done = await asyncio.gather(*calls, return_exceptions=True)
+        except TimeoutError:
+            done = [False]
+        self.send("done", number, all(one is True for one in done))
+
+    async def _delete(self) -> None:
+        with suppress(Exception):  # a cluster that is gone holds nothing of ours
+            async with asyncio.timeout(_DELETE_S):
+                await asyncio.to_thread(serve.delete, self._start.app)
+        self.send("closed")
+
+    @property
+    def _serving(self) -> frozenset[str]:
+        return self._present - self._frozen
+
+    def _heard_of(self, replicas: frozenset[str]) -> None:
+        """Ray's word of all replicas that there are; comes from its own thread."""
+        self._loop.call_soon_threadsafe(self._see, replicas)
+
+    def _see(self, replicas: frozenset[str]) -> None:
+        gone = self._present - replicas
+        new = replicas - self._present
+        self._present = replicas
+        self._frozen -= gone
+        for replica in gone:
+            self._looking.pop(replica).cancel()
+            self._drop(replica, EngineDead.kind, f"replica {replica} ended")
+        for replica in sorted(new):
+            self._looking[replica] = self._loop.create_task(self._look_at(replica))
+        if len(replicas) >= self._start.replicas:
+            self._complete.set()
+        self._tell()
+
+    def _set_frozen(self, replica: str, is_frozen: bool) -> None:
+        if is_frozen == (replica in self._frozen):
+            return
+        self._frozen ^= {replica}
+        if is_frozen:
+            silent = f"replica {replica} does not answer for {self._start.silent_s:g} s"
+            self._drop(replica, EngineStalled.kind, silent)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._affinity.update(self._serving)
+        self.send("replicas", sorted(self._serving))
+
+    def _drop(self, replica: str, kind: str, why: str) -> None:
+        """Questions to it will not be answered: their matches ask another."""
+        for ask in list(self._asks.values()):
+            if ask.replica == replica:
+                self.send("error", ask.number, kind, why)
+                ask.task.cancel()
+
+    async def _look_at(self, replica: str) -> None:
+        """Until it is gone."""
+        while True:
+            looking = self._loop.create_task(self._call(replica, "look"))
+            try:
+                await asyncio.wait({looking}, timeout=self._start.silent_s)
+                self._set_frozen(replica, not looking.done())
+                look = Look(*await looking)
+                self._set_frozen(replica, False)
+                self.send("look", *look)
+            except asyncio.CancelledError:
+                looking.cancel()
+                raise
+            # a replica that ends says so in many ways; Ray's word of its end comes by itself
+            except Exception as error:  # noqa: BLE001
+                sys.stderr.write(f"replica {replica} was not seen: {one_line(error)}\n")
+            await asyncio.sleep(self._start.look_s)
+
+
+def one_line(error: BaseException) -> str:
+    """The error's text, of many lines the first."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def connect(start: RayStart) -> None:
+    """Join the cluster, or start one of this machine; raises ConnectionError or RuntimeError."""
+    if start.address == LOCAL:
+        _try_again(lambda: _start_cluster(start), RuntimeError, tries=_LOCAL_TRIES)
+    else:
+        tries = round(_CONNECT_S / _CONNECT_PAUSE_S)
+        _try_again(
+            lambda: ray.init(start.address, log_to_driver=False), ConnectionError, tries=tries
+        )
+
+
+def _start_cluster(start: RayStart) -> None:
+    # on a busy machine Ray's own agent may come too late, and its raylet ends
+    wanted = math.ceil((start.max_replicas or start.replicas) * start.cpus)
+    scratch = os.environ.get("TMPDIR", "")
+    ray.init(
+        num_cpus=max(os.cpu_count() or 1, wanted),
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        _temp_dir=scratch if len(scratch) <= _LONGEST_TEMP_DIR else None,
+    )
+
+
+def _try_again(work: Callable[[], object], expected: type[Exception], *, tries: int) -> None:
+    for attempt in range(tries):
+        try:
+            work()
+        except expected as error:
+            ray.shutdown()
+            if attempt + 1 == tries:
+                raise
+            sys.stderr.write(f"Ray is asked again: {one_line(error)}\n")
+            time.sleep(_CONNECT_PAUSE_S)
+        else:
+            return
+
+
+def deploy(start: RayStart) -> Any:
+    """The handle of the replicas: of those that run already under this name, else of new ones, all
+    of them ready; raises RuntimeError with the reason where they do not come up."""
+    serve.start(proxy_location="Disabled")
+    found = serve.status().applications.get(start.app)
+    if found is not None and found.status == ApplicationStatus.RUNNING:
+        return serve.get_app_handle(start.app)
+    router: Any = ROUTER_PATH
+    options: dict[str, Any] = {
+        "max_ongoing_requests": start.most_asked,
+        "ray_actor_options": {"num_cpus": start.cpus, "num_gpus": start.gpus},
+        "request_router_config": RequestRouterConfig(request_router_class=router),
+        "health_check_period_s": min(_HEALTH_PERIOD_S, start.silent_s),
+        "health_check_timeout_s": start.silent_s,
+        "graceful_shutdown_timeout_s": _SHUTDOWN_S,
+        "max_constructor_retry_count": _CONSTRUCTOR_TRIES,
+    }
+    if start.max_replicas is None:
+        options["num_replicas"] = start.replicas
+    else:
+        options["autoscaling_config"] = AutoscalingConfig(
+            min_replicas=start.replicas,
+            initial_replicas=start.replicas,
+            max_replicas=start.max_replicas,
+            target_ongoing_requests=start.batch_limit * _BUSY_SHARE,
+        )
+    application = deployment(options, ReplicaPlan(**start.plan))
+    try:
+        return serve.run(application, name=start.app, route_prefix=None)
+    except RuntimeError as error:
+        raise RuntimeError(_reason(start, error)) from error
+
+
+def _reason(start: RayStart, error: Exception) -> str:
+    """Why replicas do not come up: the engine's own word, where it stands in Ray's."""
+    found = serve.status().applications.get(start.app)
+    told = [str(error)]
+    if found is not None:
+        told += [found.message, *(one.message for one in found.deployments.values())]
+    engines = [match[1] for text in told for match in _ENGINE_SAYS.finditer(text)]
+    return engines[-1] if engines else one_line(error)
+
+
+async def main(descriptor: int) -> None:
+    """Deploy as the arena's first line says, tell it, and serve."""
+    channel = socket.socket(fileno=descriptor)
+    reader, writer = await asyncio.open_connection(sock=channel, limit=LONGEST_LINE)
+    (message,) = decode(await reader.readline())
+    start = RayStart(**message[1])
+    connect(start)
+    host = Host(start, deploy(start), writer)
+    version = await host.first_replicas()
+    host.send("ready", f"{version}, ray {ray.__version__}")
+    serving = asyncio.create_task(host.serve(reader))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
+    with suppress(asyncio.CancelledError):
+        await serving
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1])))

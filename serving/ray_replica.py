@@ -1,0 +1,134 @@
+"""One replica: the very engine that runs embedded, in an actor of Ray Serve.
+
+Runs wherever Ray puts it. It holds that engine behind its own concurrency limit and bounded queue,
+so that more than it can take is refused at once; nothing waits in a queue of Ray's.
+"""
+
+import asyncio
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+
+from serving.config import EngineConfigError, EngineStart
+from serving.engine import EngineDead, EngineError, EngineSnapshot
+from serving.limits import Limited
+from serving.process import SCRATCH_PREFIX
+from serving.ray_config import HOSTED
+from serving.ray_wire import (
+    Fields,
+    Look,
+    ReplicaPlan,
+    prompt_of,
+    reply_fields,
+    request_of,
+    snapshot_fields,
+)
+
+_SNAPSHOTS_KEPT = 4096
+_LEASE_LOOKS = 10
+"""Looks at the clock in one lease."""
+
+
+class Replica:
+    """Answers the host that deployed it, or one that takes its place."""
+
+    # Ray Serve awaits this
+    async def __init__(self, plan: ReplicaPlan) -> None:  # type: ignore[misc]
+        context = serve.get_replica_context()
+        self._app, self._name = context.app_name, context.replica_id.unique_id
+        self._node = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        self._lease_seconds = plan.lease_seconds
+        self._asked_at = time.monotonic()
+        self._dead: EngineDead | None = None
+        self._unread: deque[EngineSnapshot] = deque(maxlen=_SNAPSHOTS_KEPT)
+        self._engine = await self._opened(plan)
+        self._tasks = [asyncio.create_task(self._read_snapshots())]
+        if plan.lease_seconds is not None:
+            self._tasks.append(asyncio.create_task(self._end_with_lease(plan.lease_seconds)))
+
+    async def ask(self, request: Fields) -> tuple[Fields | None, Fields | None]:
+        """The reply's fields and None, or None and the failure's kind and message."""
+        try:
+            return reply_fields(await self._engine.generate(request_of(request))), None
+        except EngineError as error:
+            return None, self._told(error)
+
+    async def look(self) -> Look:
+        """How it is, and what its engine told since the last look; renews the lease."""
+        now = self._asked_at = time.monotonic()
+        snapshots = [snapshot_fields(snapshot, now) for snapshot in self._unread]
+        self._unread.clear()
+        engine = self._engine
+        return Look(self._name, engine.restarts, engine.is_ready, self._node, snapshots)
+
+    async def prime(self, prompt: Fields) -> bool:
+        """Compute a prompt ahead; False where the engine could not."""
+        try:
+            await self._engine.prime(prompt_of(prompt))
+        except EngineError as error:
+            self._told(error)
+            return False
+        return True
+
+    async def reset(self) -> bool:
+        """Forget cached prefixes."""
+        return await self._engine.reset_prefix_cache()
+
+    async def version(self) -> str:
+        """Of the engine."""
+        return self._engine.version
+
+    async def check_health(self) -> None:
+        """Called by Ray Serve, which replaces a replica whose engine is dead for good."""
+        if self._dead is not None:
+            raise self._dead
+
+    async def __del__(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._engine.close()
+
+    async def _opened(self, plan: ReplicaPlan) -> Limited:
+        kind = HOSTED[plan.engine["kind"]]
+        log_dir = Path(tempfile.gettempdir()) / f"{SCRATCH_PREFIX}{self._app}-{self._name}"
+        start = EngineStart(plan.name, log_dir, plan.stall_seconds, plan.restart_limit)
+        try:
+            config = kind.config_class.model_validate(plan.engine)
+            await asyncio.to_thread(kind.check, config)
+            engine = Limited(kind.build(start, config))
+            await engine.open()
+        except (EngineConfigError, EngineDead) as error:
+            raise ReplicaError(f"on {self._node}: {error}") from error
+        return engine
+
+    def _told(self, error: EngineError) -> Fields:
+        if isinstance(error, EngineDead) and error.final:
+            self._dead = error
+        return [error.kind, str(error)]
+
+    async def _read_snapshots(self) -> None:
+        async for snapshot in self._engine.snapshots():
+            self._unread.append(snapshot)
+
+    async def _end_with_lease(self, lease_seconds: float) -> None:
+        """Give the cluster back what an arena left there that is gone."""
+        while True:
+            await asyncio.sleep(lease_seconds / _LEASE_LOOKS)
+            if time.monotonic() - self._asked_at > lease_seconds:
+                await asyncio.to_thread(serve.delete, self._app, _blocking=False)
+                self._asked_at = time.monotonic()
+
+
+class ReplicaError(RuntimeError):
+    """An engine that did not open, and on which machine."""
+
+
+def deployment(options: dict[str, Any], plan: ReplicaPlan) -> Any:
+    """What Ray Serve deploys."""
+    deployed: Any = serve.deployment(Replica, name="engine", **options)
+    return deployed.bind(plan)

@@ -1,0 +1,212 @@
+"""What the arena, the Ray host and the replicas say to each other. Pure.
+
+Values cross as lists of JSON's own types, made and read here alone; the host passes them on as they
+are. Clocks differ between machines, so only durations cross: a time is told as its age.
+
+    arena → host                                     host → arena
+    ask    number, match id, Request fields          reply  number, replica, Reply fields
+    abort  number          (nothing comes back)      error  number, kind, message
+    prime  number, Prompt fields                     done   number, is done everywhere?
+    reset  number                                    look   Look fields, of each again and again
+    close  (deletes what was deployed)               replicas  names of those that serve
+                                                     closed
+
+A replica answers `ask` with a pair: Reply fields and None, or None and [kind, message].
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from serving.engine import (
+    ChatPrompt,
+    EngineDead,
+    EngineError,
+    EngineSnapshot,
+    EngineStalled,
+    EngineUnavailable,
+    Finish,
+    MalformedReply,
+    Overloaded,
+    Prompt,
+    Reply,
+    Request,
+    RequestRejected,
+    Sampling,
+    Timings,
+    TokenPrompt,
+    Usage,
+)
+
+Fields = list[Any]
+
+_ERRORS: dict[str, type[EngineError]] = {
+    error.kind: error
+    for error in (
+        Overloaded,
+        RequestRejected,
+        EngineUnavailable,
+        MalformedReply,
+        EngineStalled,
+        EngineDead,
+    )
+}
+
+
+class Look(NamedTuple):
+    """One replica as it was when it was asked."""
+
+    replica: str
+    restarts: int
+    """Of its engine, since the replica was started."""
+    is_ready: bool
+    node: str
+    """The address of its machine in the cluster."""
+    snapshots: Sequence[Fields]
+    """What the engine told since the last look, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayStart:
+    """What the host needs to find the cluster and to deploy on it."""
+
+    address: str
+    app: str
+    """Name of what is deployed; one that is there already under it is taken over."""
+    replicas: int
+    max_replicas: int | None
+    cpus: float
+    gpus: float
+    batch_limit: int
+    most_asked: int
+    """Requests that Ray lets into a replica at once: more than ever come, for our own queues are
+    the ones that refuse."""
+    look_s: float
+    """Between looks at a replica."""
+    silent_s: float
+    """A replica that answers no look for so long is frozen: it is asked nothing until it does."""
+    plan: dict[str, Any]
+    """`ReplicaPlan` fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlan:
+    """Everything that a replica needs to open its engine, on whatever machine it stands."""
+
+    name: str
+    """Of the engine in the run's config."""
+    engine: dict[str, Any]
+    """The hosted engine's table."""
+    stall_seconds: float
+    restart_limit: int
+    lease_seconds: float | None
+    """None: the cluster ends with the run."""
+
+
+def prompt_fields(prompt: Prompt) -> Fields:
+    """A prompt as JSON's types."""
+    if isinstance(prompt, TokenPrompt):
+        return ["ids", list(prompt.ids)]
+    return ["messages", [list(message) for message in prompt.messages]]
+
+
+def prompt_of(fields: Fields) -> Prompt:
+    """The prompt; ValueError where the fields are none."""
+    tag, content = fields
+    if tag == "ids":
+        return TokenPrompt(content)
+    if tag == "messages":
+        return ChatPrompt(tuple((role, text) for role, text in content))
+    raise ValueError(f"unknown prompt {tag!r}")
+
+
+def request_fields(request: Request) -> Fields:
+    """A request as JSON's types."""
+    draw = request.sampling
+    return [
+        request.id,
+        request.match_id,
+        prompt_fields(request.prompt),
+        request.choices,
+        request.max_tokens,
+        [draw.temperature, draw.top_p, draw.seed, draw.min_tokens],
+        request.deadline_s,
+        request.stream,
+        request.use_prefix_cache,
+        request.stop,
+    ]
+
+
+def request_of(fields: Fields) -> Request:
+    """The request."""
+    identity, match_id, prompt, choices, max_tokens, draw, deadline_s, stream, caches, stop = fields
+    return Request(
+        id=identity,
+        match_id=match_id,
+        prompt=prompt_of(prompt),
+        choices=None if choices is None else tuple(choices),
+        max_tokens=max_tokens,
+        sampling=Sampling(*draw),
+        deadline_s=deadline_s,
+        stream=stream,
+        use_prefix_cache=caches,
+        stop=tuple(stop),
+    )
+
+
+def reply_fields(reply: Reply) -> Fields:
+    """A reply as JSON's types. Of its times only what passed from its first token to its end."""
+    times, usage = reply.timings, reply.usage
+    return [
+        reply.text,
+        reply.finish.value,
+        [usage.prompt, usage.completion, usage.cached],
+        None if times.first_token is None else times.done - times.first_token,
+        [times.queue_s, times.prefill_s, times.decode_s],
+        reply.step_requests_mean,
+        reply.reasoning,
+    ]
+
+
+def reply_of(fields: Fields, replica: str, admitted: float, done: float) -> Reply:
+    """The reply on the clock of `admitted` and `done`, seconds. What the way to the replica and
+    back took lies between these and the engine's own durations."""
+    text, finish, usage, since_first_s, durations, step_requests_mean, reasoning = fields
+    first = None if since_first_s is None else max(admitted, done - since_first_s)
+    return Reply(
+        text,
+        Finish(finish),
+        Usage(*usage),
+        Timings(admitted, admitted, first, done, *durations),
+        step_requests_mean,
+        replica,
+        reasoning,
+    )
+
+
+def error_of(kind: str, message: str) -> EngineError:
+    """The failure of one replica, which is never the end of all: it is not final."""
+    return _ERRORS.get(kind, EngineUnavailable)(message)
+
+
+def snapshot_fields(snapshot: EngineSnapshot, now: float) -> Fields:
+    """A snapshot as JSON's types, its time as its age at `now`."""
+    return [
+        now - snapshot.at,
+        snapshot.source,
+        snapshot.running,
+        snapshot.waiting,
+        snapshot.step_requests,
+        snapshot.step_tokens,
+        snapshot.kv_usage,
+        snapshot.prefix_queries,
+        snapshot.prefix_hits,
+        snapshot.preemptions,
+        snapshot.rejected,
+    ]
+
+
+def snapshot_of(fields: Fields, replica: str, now: float) -> EngineSnapshot:
+    """The snapshot on the clock of `now`."""
+    age_s, *told = fields
+    return replace(EngineSnapshot(now - max(0.0, age_s), *told), replica=replica)
