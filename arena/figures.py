@@ -15,6 +15,7 @@ from typing import Any
 
 from agents import Fault
 from arena.distribution import Distribution, Exact, Sketch, weighted_summary
+from arena.replicas import Replicas
 from arena.store import (
     BUCKETS_KEPT,
     AttemptRow,
@@ -27,7 +28,7 @@ from arena.store import (
     StoreError,
 )
 from games import Termination
-from serving import SPANS_S, Bucket
+from serving import SPANS_S, Bucket, parse_engine_config
 
 IDLE_S = 5.0
 """After so many seconds without a bucket an engine has nothing in flight."""
@@ -197,8 +198,13 @@ class AgentFigures:
 class EngineFigures:
     """An engine as its steps and replies show it."""
 
-    def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, settings: Mapping[str, Any], *, exact: bool) -> None:
         self.name, self.settings = name, settings
+        self.batch_limit = _batch_limit(name, settings)
+        """Requests that one batch may hold."""
+        self.hosted = _hosted(settings)
+        """Settings of the engine that computes: itself, or what each of its replicas hosts."""
+        self.replicas = Replicas(exact=exact)
         self.version: str | None = None
         self.restarts = 0
         self.tokens: dict[str, Tokens] = {}
@@ -228,6 +234,7 @@ class EngineFigures:
         if process != self._process:
             self._process = process
             self._last.clear()
+        self.replicas.add_sample(row)
         for key in ("preemptions", "rejected"):
             now = getattr(row, key)
             if now is not None:
@@ -258,7 +265,7 @@ class EngineFigures:
 
     def row(self) -> dict[str, Any]:
         """Its row of the report."""
-        limit = self.settings["max_concurrent"]
+        limit = self.batch_limit
         uncached = {game: self.tokens[game].uncached_per_move for game in sorted(self.tokens)}
         return {
             "name": self.name,
@@ -276,7 +283,22 @@ class EngineFigures:
             "preemptions": self.grown.get("preemptions"),
             "rejected": self.grown.get("rejected"),
             "restarts": self.restarts,
+            "replicas": self.replicas.section(),
         }
+
+
+def _batch_limit(name: str, settings: Mapping[str, Any]) -> int:
+    """As the engine's config has it; max_concurrent of one that this version cannot read."""
+    try:
+        return parse_engine_config(name, settings).batch_limit
+    except ValueError:
+        limit: int = settings["max_concurrent"]
+        return limit
+
+
+def _hosted(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    hosted = settings.get("engine")
+    return hosted if settings["kind"] == "ray" and isinstance(hosted, Mapping) else settings
 
 
 def _deciding_fault(row: MatchRow, attempts: Sequence[AttemptRow]) -> str | None:
@@ -314,7 +336,8 @@ class Figures:
         """Matches that are running or suspended."""
         self.agents: dict[tuple[str, str], AgentFigures] = {}
         self.engines = {
-            name: EngineFigures(name, settings) for name, settings in self.config["engines"].items()
+            name: EngineFigures(name, settings, exact=exact)
+            for name, settings in self.config["engines"].items()
         }
         self.finished: list[MatchRow] = []
         """In the order in which they ended."""
@@ -446,6 +469,7 @@ class Figures:
                 self.infrastructure_faults[row.fault] += 1
         if row.engine is not None and row.completion_tokens is not None:
             self._add_tokens(row, match, agent)
+            self.engines[row.engine].replicas.add_attempt(row)
 
     def _add_tokens(self, row: AttemptRow, match: MatchFigures, agent: AgentFigures) -> None:
         assert row.engine is not None
@@ -486,6 +510,8 @@ class Figures:
             assert match.last is not None
             self._settle(match, commit_ms(match.last, row, self._starts))
         times = MoveTimes(row, attempts)
+        if attempts and attempts[-1].engine is not None:
+            self.engines[attempts[-1].engine].replicas.add_move(attempts)
         agent = self._agent(match, row.side)
         agent.moves += 1
         agent.times["latency"].add(times.latency)

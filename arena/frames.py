@@ -112,7 +112,8 @@ class Overview:
                     "kind": engine.settings["kind"],
                     "version": engine.version,
                     "max_concurrent": engine.settings["max_concurrent"],
-                    "max_batched_tokens": engine.settings.get("max_batched_tokens"),
+                    "batch_limit": engine.batch_limit,
+                    "max_batched_tokens": engine.hosted.get("max_batched_tokens"),
                 }
                 for name, engine in figures.engines.items()
             },

@@ -1,9 +1,9 @@
 """A run for Prometheus: its figures as they stand at a scrape, beside the engines' own metrics.
 
-Nothing is counted per event: a scrape is made from `Figures`. Labels are games, modes, engines and
-kinds, never an agent or a match, so that the number of series does not grow with a run. Times are
-seconds. What is not known is absent, and what has not happened yet is 0. Counters and histograms
-are totals of the whole run, what was played before it was resumed included.
+Nothing is counted per event: a scrape is made from `Figures`. Labels are games, modes, engines,
+their replicas and kinds, never an agent or a match, so that the number of series does not grow with
+a run. Times are seconds. What is not known is absent, and what has not happened yet is 0. Counters
+and histograms are totals of the whole run, what was played before it was resumed included.
 """
 
 import asyncio
@@ -78,6 +78,7 @@ class Reading(NamedTuple):
 
 
 _OF_ENGINE = ("engine",)
+_OF_REPLICA = ("engine", "replica")
 _OF_PART = ("game", "engine")
 _OF_MODE = ("game", "mode")
 
@@ -207,7 +208,13 @@ DEFINITIONS = (
         "arena_batch_limit_requests",
         "gauge",
         _OF_ENGINE,
-        "Most requests inside the engine at once (max_concurrent).",
+        "Most requests in a step: max_concurrent, or a replica's part of it.",
+    ),
+    Definition(
+        "arena_concurrency_limit_requests",
+        "gauge",
+        _OF_ENGINE,
+        "Most requests inside the engine at once, in all its replicas together (max_concurrent).",
     ),
     Definition(
         "arena_batch_limit_tokens",
@@ -225,7 +232,8 @@ DEFINITIONS = (
         "arena_requests_waiting",
         "gauge",
         _OF_ENGINE,
-        "Requests waiting in our queue or in the engine's, mean of the last second's steps.",
+        "Requests waiting in our queue or in the engine's (of all replicas), mean of the last "
+        "second's steps.",
     ),
     Definition(
         "arena_saturated",
@@ -249,7 +257,8 @@ DEFINITIONS = (
         "arena_kv_usage_ratio",
         "gauge",
         _OF_ENGINE,
-        "KV cache in use, greatest of the last second, 0 to 1; absent while nothing is asked.",
+        "KV cache in use, greatest of the last second and of all replicas, 0 to 1; absent while "
+        "nothing is asked.",
     ),
     Definition(
         "arena_preemptions_total",
@@ -286,6 +295,43 @@ DEFINITIONS = (
     ),
     Definition(
         "arena_completion_tokens_total", "counter", _OF_PART, "Tokens written by the engine."
+    ),
+    Definition(
+        "arena_matches_moved_total",
+        "counter",
+        _OF_ENGINE,
+        "Matches that were answered by more than one replica.",
+    ),
+    Definition(
+        "arena_replica_matches",
+        "gauge",
+        _OF_REPLICA,
+        "Matches of the whole run in which a replica answered something.",
+    ),
+    Definition(
+        "arena_replica_moves_total",
+        "counter",
+        _OF_REPLICA,
+        "Moves whose last answer was a replica's.",
+    ),
+    Definition(
+        "arena_replica_engine_seconds_total",
+        "counter",
+        _OF_REPLICA,
+        "What a replica computed for these moves: prefill and decode, or admitted to answered "
+        "where it tells neither; seconds.",
+    ),
+    Definition(
+        "arena_replica_prefix_hit_ratio",
+        "gauge",
+        _OF_REPLICA,
+        "Prefix cache hits of queries at a replica, the whole run's tokens, 0 to 1.",
+    ),
+    Definition(
+        "arena_replica_straggler",
+        "gauge",
+        _OF_REPLICA,
+        "1 while a replica's median move takes more than 1.5 times the other replicas', else 0.",
     ),
 )
 _BY_NAME = {definition.name: definition for definition in DEFINITIONS}
@@ -429,6 +475,7 @@ class _RunCollector:
             yield Reading("arena_rejected_total", (name, "rejected"), refused[name])
             yield from self._now_of(engine)
             yield from _totals(engine)
+            yield from _replicas(engine)
 
     def _now_of(self, engine: EngineFigures) -> Iterator[Reading]:
         """What the last second says of now."""
@@ -464,8 +511,9 @@ def _totals(engine: EngineFigures) -> Iterator[Reading]:
     tokens = _steps(engine.step_tokens, _TOKENS)
     yield Reading("arena_batch_occupancy_requests", labels, requests)
     yield Reading("arena_batch_tokens", labels, tokens)
-    yield Reading("arena_batch_limit_requests", labels, settings["max_concurrent"])
-    yield Reading("arena_batch_limit_tokens", labels, settings.get("max_batched_tokens"))
+    yield Reading("arena_batch_limit_requests", labels, engine.batch_limit)
+    yield Reading("arena_concurrency_limit_requests", labels, settings["max_concurrent"])
+    yield Reading("arena_batch_limit_tokens", labels, engine.hosted.get("max_batched_tokens"))
     overloaded = engine.grown.get("rejected")
     yield Reading("arena_rejected_total", (engine.name, "overloaded"), overloaded)
     yield Reading("arena_engine_restarts_total", labels, engine.restarts)
@@ -482,6 +530,23 @@ def _totals(engine: EngineFigures) -> Iterator[Reading]:
             ("arena_completion_tokens_total", spent.output, spent.output_moves),
         ):
             yield Reading(name, (game, engine.name), count if moves else None)
+
+
+def _replicas(engine: EngineFigures) -> Iterator[Reading]:
+    """What each replica has done so far; nothing of an engine without several."""
+    section = engine.replicas.section()
+    if section is None:
+        return
+    yield Reading("arena_matches_moved_total", (engine.name,), section["matches_moved"])
+    for row in section["rows"]:
+        labels = engine.name, row["replica"]
+        yield Reading("arena_replica_matches", labels, row["matches"])
+        yield Reading("arena_replica_moves_total", labels, row["moves"])
+        yield Reading("arena_replica_prefix_hit_ratio", labels, row["prefix_hit_rate"])
+        yield Reading("arena_replica_straggler", labels, int(row["is_straggler"]))
+    for replica in engine.replicas.known:
+        seconds = replica.engine_ms.sketch().total / 1000
+        yield Reading("arena_replica_engine_seconds_total", (engine.name, replica.name), seconds)
 
 
 def _seconds(sketches: Iterable[Sketch], octaves: range) -> Buckets | None:

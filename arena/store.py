@@ -203,8 +203,8 @@ class AttemptRow(NamedTuple):
 
 
 class SampleRow(NamedTuple):
-    """An engine's snapshot, standing for `steps` of them. Counters are totals since the process
-    that plays the run opened the engine."""
+    """An engine's snapshot, standing for `steps` of them; where it is several replicas, one's.
+    Counters are totals since the process that plays the run opened the engine."""
 
     engine: str
     at: float

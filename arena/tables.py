@@ -64,7 +64,8 @@ def _tables(records: Records) -> dict[str, _Table]:
         "attempts": _Table(_columns(AttemptRow), map(_stored, records.attempts)),
         "standings": _Table(("name", "game", "games"), figures["standings"]),
         "pairings": _Table(("game", "agent", "opponent"), figures["pairings"]),
-        "engines": _Table(("name", "kind", "version"), figures["engines"]),
+        "engines": _Table(("name", "kind", "version"), map(_of_engine, figures["engines"])),
+        "replicas": _Table(("engine", "replica", "matches"), _replicas(figures["engines"])),
         "results": _Table(("match", "pair", "game"), map(_of_result, figures["results"])),
         "null_pairings": _Table(("game", "agent", "opponent"), figures["null_pairings"]),
         "sprt": _Table(("game", "agent", "opponent"), figures["sprt"]),
@@ -73,6 +74,17 @@ def _tables(records: Records) -> dict[str, _Table]:
         "byes": _Table(("game", "round", "agent", "points"), figures["tournament"]["byes"]),
         "ties": _Table(("game", "round", "tie"), map(_of_tie, figures["tournament"]["ties"])),
     }
+
+
+def _of_engine(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != "replicas"}
+
+
+def _replicas(engines: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A row a replica; none of an engine without several."""
+    for engine in engines:
+        for row in (engine["replicas"] or {"rows": ()})["rows"]:
+            yield {"engine": engine["name"], **row}
 
 
 def _ratings(told: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

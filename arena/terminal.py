@@ -160,6 +160,12 @@ def plain_line(frame: Frame) -> str:
         if engine["now"] is not None and engine["now"]["requests_mean"] is not None
     ]
     parts += [f"{_cut(kind, 40)} {count}" for kind, count in _all_faults(frame).items()]
+    parts += [
+        f"slow replica: {_cut(row['replica'], 40)}"
+        for engine in frame["engines"]
+        for row in _replica_rows(engine)
+        if row["is_straggler"]
+    ]
     if frame["verdict"] is not None:
         parts.append(f"saturated: {_verdict_name(frame['verdict'])}")
     if (silence := _silence(frame)) is not None:
@@ -288,7 +294,7 @@ def _engine_lines(frame: Frame, width: int, limit: int) -> list[Text]:
     lines: list[Text] = []
     for engine in shown:
         buckets = telemetry.get(engine["name"], ())
-        full = frame["run"]["engines"].get(engine["name"], {}).get("max_concurrent")
+        full = frame["run"]["engines"].get(engine["name"], {}).get("batch_limit")
         line = _occupancy(engine, full, names, width)
         spark = _sparkline(buckets, newest, full, width - cell_len(line.plain) - 1)
         line.append(f" {spark}", style="cyan")
@@ -299,7 +305,62 @@ def _engine_lines(frame: Frame, width: int, limit: int) -> list[Text]:
         lines += [Text("  ").append(line) for line in _flow(facts, width - 2, " · ", 1)]
     if more := len(engines) - len(shown):
         lines.append(Text(f"+{more} more engine{'s' if more > 1 else ''}", style="dim"))
+    for engine in shown:
+        lines += _replica_lines(engine, width, limit - len(lines))
     return lines
+
+
+def _replica_rows(engine: Frame) -> Sequence[Frame]:
+    """Those of an engine that has several, stragglers first; of an arena of former times, none."""
+    rows = (engine.get("replicas") or {}).get("rows", ())
+    return sorted(rows, key=lambda row: not row["is_straggler"])
+
+
+def _replica_lines(engine: Frame, width: int, limit: int) -> list[Text]:
+    """The replicas of an engine that fit under their heading, or nothing if none does."""
+    rows = _replica_rows(engine)
+    if limit < 2 or not rows:
+        return []
+    shown = rows[: limit - 1]
+    title = f"replicas of {_cut(engine['name'], max(width // 6, 4))}"
+    if len(shown) < len(rows):
+        title = f"{len(shown)} of {len(rows)} {title}"
+    marks = max(len(_straggler_mark(row)) for row in shown)
+    fitting = (width - width // 3 - marks) // _REPLICA_CELL
+    headings = _REPLICA_HEADINGS[: max(fitting, 0)]
+    room = max(width - len(headings) * _REPLICA_CELL - marks - 1, 1)
+    names = min(max(cell_len(title), *(cell_len(_safe(row["replica"])) for row in shown)), room)
+    table = [(title, "", headings)]
+    table += [(row["replica"], _straggler_mark(row), _replica_cells(row)) for row in shown]
+    lines = []
+    for name, mark, cells in table:
+        text = _cut(name, names)
+        figures = "".join(cell.rjust(_REPLICA_CELL) for cell in cells[: len(headings)])
+        head = " " * (names - cell_len(text)) + (f" {mark:{marks}}" if marks else "")
+        lines.append(Text(f"{text}{head}{figures}", style="bold yellow" if mark else ""))
+    lines[0].stylize("bold")
+    return lines
+
+
+_REPLICA_CELL = 9
+_REPLICA_HEADINGS = ("p50 ms", "p95 ms", "moves", "matches", "share", "hits")
+"""What fits is shown, from the first on."""
+
+
+def _replica_cells(row: Frame) -> tuple[str, ...]:
+    return (
+        _number(row["engine_ms"]["p50"]),
+        _number(row["engine_ms"]["p95"]),
+        _number(row["moves"]),
+        _number(row["matches"]),
+        _share(row["share"]),
+        _share(row["prefix_hit_rate"]),
+    )
+
+
+def _straggler_mark(row: Frame) -> str:
+    """Of a replica that lags behind: its median move against the others'."""
+    return f"SLOW {row['median_ratio']:.1f}×" if row["is_straggler"] else ""
 
 
 _RECENT = 10
@@ -563,7 +624,11 @@ def print_report(report: Mapping[str, Any], out: TextIO) -> None:
         _ties_table(report["tournament"]["ties"]),
         _agents_table(report["agents"]),
         _parts_table(report["agents"]),
-        *(_engine_table(engine) for engine in report["engines"]),
+        *(
+            table
+            for engine in report["engines"]
+            for table in (_engine_table(engine), _replicas_table(engine))
+        ),
         _fleet_table(report),
     ]
     _print_all(console, tables)
@@ -824,6 +889,41 @@ def _engine_table(engine: Mapping[str, Any]) -> Table:
     ):
         table.add_row(name, Text(value))
     return table
+
+
+def _replicas_table(engine: Mapping[str, Any]) -> _Wide:
+    """Without rows for an engine that has not several."""
+    columns = ("replica", "matches", "share", "moves", "p50", "p95", "hits", "step", "faults", "")
+    told = engine["replicas"] or {"rows": ()}
+    rows = [
+        (
+            row["replica"],
+            _number(row["matches"]),
+            _share(row["share"]),
+            _number(row["moves"]),
+            _number(row["engine_ms"]["p50"], 1),
+            _number(row["engine_ms"]["p95"], 1),
+            _share(row["prefix_hit_rate"]),
+            _number(row["step_requests"]["mean"], 1),
+            ", ".join(f"{kind} {count}" for kind, count in row["faults"].items()) or "none",
+            _straggler_mark(row),
+        )
+        for row in told["rows"]
+    ]
+    title = f"Replicas of {engine['name']}: engine time of a move, ms"
+    return _Wide(title, columns, rows, columns[1:-2], 1, _replicas_note(told) if rows else "")
+
+
+def _replicas_note(told: Mapping[str, Any]) -> str:
+    moved = told["matches_moved"]
+    verb = "match was" if moved == 1 else "matches were"
+    note = f"{moved or 'No'} {verb} answered by more than one replica."
+    if not any(row["is_straggler"] for row in told["rows"]):
+        return note
+    return (
+        f"{note} SLOW: its p50 is more than {told['straggler_ratio']:g} times the median of the "
+        f"other replicas' p50s, each of {told['straggler_moves']} moves or more."
+    )
 
 
 def _fleet_table(report: Mapping[str, Any]) -> Table:

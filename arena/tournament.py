@@ -5,6 +5,7 @@ import contextlib
 import gc
 import heapq
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -43,7 +44,8 @@ log = structlog.get_logger()
 DENSE_SAMPLES = 20_000
 SPARSER = 10
 """The first 20,000 engine steps are stored one by one, of those up to 200,000 each 10th, of those
-up to 2,000,000 each 100th: a stored step stands for so many, and a long run's stay bounded."""
+up to 2,000,000 each 100th: a stored step stands for so many, and a long run's stay bounded. The
+steps of each replica are counted by themselves."""
 _METER_PERIOD_S = 1.0
 _LAST_SNAPSHOTS_S = 2.0
 """A user's own engine may not end its snapshots when it is closed."""
@@ -403,13 +405,28 @@ def _readiness(engine: Engine) -> Callable[[], bool]:
     return lambda: engine.is_ready
 
 
+class _Thinning:
+    """Which of the snapshots of an engine, or of one of its replicas, are stored."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._every = 1
+
+    def next(self) -> int:
+        """How many snapshots the next one stands for; 0: it is not stored."""
+        if self._seen == DENSE_SAMPLES * self._every:
+            self._every *= SPARSER
+        self._seen += 1
+        return self._every if self._seen % self._every == 0 else 0
+
+
 async def _record_engine(name: str, engine: Engine, store: Store, progress: Progress) -> None:
     """Store an engine's steps as they come, and its restarts as events.
 
     What it computed before the first match is no part of the run's figures.
     """
-    steps = restarts = 0
-    every = 1
+    restarts = 0
+    thinned: defaultdict[str | None, _Thinning] = defaultdict(_Thinning)
 
     def note_restarts() -> None:
         nonlocal restarts
@@ -422,11 +439,8 @@ async def _record_engine(name: str, engine: Engine, store: Store, progress: Prog
             note_restarts()
             if not progress.has_begun:
                 continue
-            if steps == DENSE_SAMPLES * every:
-                every *= SPARSER
-            steps += 1
-            if steps % every == 0:
-                store.add(_sample(name, snapshot, store, every))
+            if steps := thinned[snapshot.replica].next():
+                store.add(_sample(name, snapshot, store, steps))
     except StoreError:
         raise
     # a user's own engine raises what it likes; lost telemetry must not end the run

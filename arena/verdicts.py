@@ -78,7 +78,7 @@ def _config(figures: Figures) -> SaturationConfig:
 
 
 def _facts(figures: Figures, engine: EngineFigures) -> EngineFacts:
-    settings = engine.settings
+    settings, hosted = engine.settings, engine.hosted
     askers = [agent for agent in figures.config["agents"] if agent.get("engine") == engine.name]
     tokens = engine.all_tokens()
     return EngineFacts(
@@ -86,12 +86,13 @@ def _facts(figures: Figures, engine: EngineFigures) -> EngineFacts:
         kind=settings["kind"],
         max_concurrent=settings["max_concurrent"],
         max_queued=settings["max_queued"],
-        context_tokens=settings["context_tokens"],
-        kv_dtype=settings.get("kv_dtype"),
+        context_tokens=hosted["context_tokens"],
+        kv_dtype=hosted.get("kv_dtype"),
         prompt_tokens_per_move=tokens.prompt_per_move,
         uncached_tokens_per_move=tokens.uncached_per_move,
         output_tokens_per_move=tokens.output_per_move,
-        block_tokens=settings.get("block_tokens"),
+        block_tokens=hosted.get("block_tokens"),
         is_constrained=all(agent.get("mode") == "constrained" for agent in askers),
         parallel_matches=figures.config["tournament"]["parallel_matches"],
+        has_replicas=bool(engine.replicas.known),
     )

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -37,8 +37,10 @@ class Limited:
     `AdaptiveCap` bounds those unfinished, waiting ones included, and one that waits is refused as
     soon as it cannot be in time any more. Whoever finds no room is refused without waiting.
 
-    Stamps `submitted`; in its snapshots `waiting` and `rejected` count this queue's too. `clock`
-    runs as the event loop's does.
+    Stamps `submitted`; in its snapshots `waiting` and `rejected` count this queue's too. Where
+    snapshots are of several replicas each request that waits here is in the `waiting` of all, and
+    each that was refused here in the `rejected` of one, so that those add up. `clock` runs as the
+    event loop's does.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class Limited:
         self._free = self._limits.max_concurrent
         self._waiting: deque[_Waiter] = deque()
         self._rejected = 0
+        self._told_rejected: Counter[str | None] = Counter()
+        """Of these, those told so far, by the replica whose snapshot told them first."""
         most = self._limits.max_concurrent + self._limits.max_queued
         self._cap = None if slo_s is None else AdaptiveCap(slo_s, most=most)
         self._rate: float | None = None
@@ -216,13 +220,15 @@ class Limited:
 
     async def snapshots(self) -> AsyncIterator[EngineSnapshot]:
         async for snapshot in self._engine.snapshots():
-            told = _recordable(snapshot)
+            told, queued = _recordable(snapshot), len(self._waiting)
+            refused = self._told_rejected
+            refused[told.replica] += self._rejected - refused.total()
             seen = replace(
                 told,
-                waiting=(told.waiting or 0) + len(self._waiting),
-                rejected=(told.rejected or 0) + self._rejected,
+                waiting=(told.waiting or 0) + queued,
+                rejected=(told.rejected or 0) + refused[told.replica],
             )
-            self.meter.stepped(seen)
+            self.meter.stepped(seen, queued)
             yield seen
 
     async def metrics(self) -> str:

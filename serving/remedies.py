@@ -24,6 +24,7 @@ class EngineFacts:
     name: str
     kind: str
     max_concurrent: int
+    """Of all replicas together, where there are several."""
     max_queued: int
     context_tokens: int
     kv_dtype: str | None
@@ -37,6 +38,8 @@ class EngineFacts:
     is_constrained: bool
     """Every agent of the engine may answer with legal moves only."""
     parallel_matches: int
+    has_replicas: bool = False
+    """A request is computed by one of several, which share the load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ def remedies(
             _admit_less(facts, load) if is_waiting else None,
             _resize_batch(signal, facts, load, kv_pressure, is_memory),
             _quantise_cache(facts) if is_memory else None,
-            _add_engine(),
+            _add_replica() if facts.has_replicas else _add_engine(),
         ]
     return tuple(remedy for remedy in candidates if remedy is not None)
 
@@ -189,9 +192,10 @@ def _resize_batch(
     wider = min(facts.parallel_matches, math.floor(room))
     if wider <= facts.max_concurrent:
         return None
+    hosted = ", engine.max_concurrent in step with it" if facts.kind == "ray" else ""
     return Remedy(
-        f"a larger batch: max_concurrent {facts.max_concurrent} → {wider}, for the KV cache is "
-        f"only {percent(load.kv_usage)} full",
+        f"a larger batch: max_concurrent {facts.max_concurrent} → {wider}{hosted}, for the KV "
+        f"cache is only {percent(load.kv_usage)} full",
         "no request waits for a place in the batch; each step takes longer, by how much only a "
         "run shows",
     )
@@ -243,6 +247,13 @@ def _add_engine() -> Remedy:
         "add a GPU: a second engine, matches split between the two",
         "up to 2× the moves a second and 2× the KV cache, since matches do not depend on each "
         "other",
+    )
+
+
+def _add_replica() -> Remedy:
+    return Remedy(
+        "add a GPU: one replica more",
+        "up to as many more moves a second, and as much more KV cache, as one replica brings now",
     )
 
 

@@ -17,11 +17,16 @@ SPANS_S = (1.0, 10.0, 100.0, 1000.0)
 
 _GRACE_S = 0.5
 """Steps are told this much late at most; a second is closed after it."""
+_SILENT_S = 10.0
+"""What waited at a replica that has told nothing for so long waits there no more."""
 
 
 class Bucket(NamedTuple):
     """One engine over `span_s` seconds of the run. None: the engine does not say, or there was
-    nothing to say it of. Seconds in which nothing was seen nor in flight have no bucket."""
+    nothing to say it of. Seconds in which nothing was seen nor in flight have no bucket.
+
+    Where an engine is several replicas a step is a step of one of them, and its requests and tokens
+    are one batch's; all else is of all replicas together."""
 
     engine: str
     span_s: float
@@ -43,12 +48,13 @@ class Bucket(NamedTuple):
     in_flight: float
     """Mean number of requests handed in and not answered yet, our own queue included."""
     waiting_mean: float | None
-    """Requests waiting at a step, in the engine's queue or in ours."""
+    """Requests waiting at a step, in the engine's queue or in ours: in the queues of all replicas,
+    as each told last, and in ours before them."""
     waiting_max: float | None
     waiting_share: float | None
     """Share of the steps at which some request waited."""
     kv_usage: float | None
-    """Greatest share of the KV cache in use."""
+    """Greatest share of the KV cache in use, of any replica's."""
     prefix_queries: int | None
     prefix_hits: int | None
     preemptions: int | None
@@ -185,7 +191,10 @@ class Meter:
         self._closed_to = 0
         self._seconds: dict[int, _Tally] = {}
         self._spans = [_Span(span_s) for span_s in SPANS_S[1:]]
-        self._last: dict[str, int] = {}
+        self._last: dict[tuple[str | None, str], int] = {}
+        """Totals by replica and name, as told last."""
+        self._waiting: dict[str | None, tuple[float, int]] = {}
+        """By replica: when it told last, and how many requests waited there."""
 
     def begin(self, clock: Callable[[float], float]) -> None:
         """Count from now on; `clock` turns a monotonic reading into run time, seconds."""
@@ -212,13 +221,15 @@ class Meter:
             self._second(self._flow(at)).totals["rejected"] += refused
         self._in_flight -= 1
 
-    def stepped(self, snapshot: EngineSnapshot) -> None:
-        """The engine was seen."""
+    def stepped(self, snapshot: EngineSnapshot, queued: int = 0) -> None:
+        """The engine, or one of its replicas, was seen. `queued`: of those `waiting` in the
+        snapshot, the requests in our own queue."""
         growth = {}
-        for key in ("prefix_queries", "prefix_hits", "preemptions"):
-            if (total := getattr(snapshot, key)) is not None:
+        for name in ("prefix_queries", "prefix_hits", "preemptions"):
+            if (total := getattr(snapshot, name)) is not None:
+                key = snapshot.replica, name
                 before = self._last.get(key, 0)
-                growth[key] = total - before if total >= before else total
+                growth[name] = total - before if total >= before else total
                 self._last[key] = total
         if self._clock is None:
             return
@@ -229,11 +240,19 @@ class Meter:
         if snapshot.step_tokens is not None:
             tally.tokens[snapshot.step_tokens] += 1
         if snapshot.waiting is not None:
-            tally.waiting[snapshot.waiting] += 1
+            here = snapshot.waiting - queued
+            tally.waiting[queued + self._waiting_at_replicas(snapshot, here)] += 1
         if snapshot.kv_usage is not None:
             tally.kv_usage = max(tally.kv_usage or 0.0, snapshot.kv_usage)
-        for key, value in growth.items():
-            tally.totals[key] += value
+        for name, value in growth.items():
+            tally.totals[name] += value
+
+    def _waiting_at_replicas(self, snapshot: EngineSnapshot, here: int) -> int:
+        """Requests that wait at the replica of the snapshot (`here`) and at the others."""
+        self._waiting[snapshot.replica] = snapshot.at, here
+        return sum(
+            waiting for at, waiting in self._waiting.values() if snapshot.at - at < _SILENT_S
+        )
 
     def buckets(self, *, final: bool = False) -> list[Bucket]:
         """What has closed since the last call: every second that has ended, and the coarser buckets

@@ -39,6 +39,8 @@ CONFIG = {
     "tournament": {"parallel_matches": 4, "max_plies": 40},
 }
 RUN = RunRow("r", "2026-01-01T00:00:00Z", json.dumps(CONFIG), "d", "{}")
+REPLICAS = ("k3v9x2ab", "q7m1z0cd", "10.0.0.7:8000")
+"""Of the engine `side`."""
 GAMES = (("chess", "standard"), ("janggi", "janggi"), ("janggi", "janggimodern"))
 AGENT_FAULTS = (Fault.ILLEGAL, Fault.UNPARSABLE, Fault.EMPTY)
 ENGINE_FAULTS = (Fault.OVERLOADED, Fault.ENGINE_DEAD, Fault.CUT_SHORT)
@@ -214,6 +216,7 @@ class Player:
             queue_s=rng.random() if says else None,
             prefill_s=rng.random() if says else None,
             decode_s=rng.random() if says else None,
+            replica=REPLICAS[(row.number + table.ply // 4) % 3] if engine == "side" else None,
         )
 
     def _asks(self, table: Table) -> bool:
@@ -261,7 +264,7 @@ class Player:
             self._pass(0.5),
             "per_step",
             self.rng.choice((1, 10)),
-            None,
+            REPLICAS[running % 3] if engine == "side" else None,
             running,
             waiting,
             requests,

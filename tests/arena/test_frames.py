@@ -12,7 +12,7 @@ from arena import frames, verdicts
 from arena.figures import Figures, MatchFigures
 from arena.frames import RECENT_RESULTS, TELEMETRY_S, Overview, board, bucket_data
 from arena.report import build
-from arena.store import AttemptRow, MatchRow, PlyRow, RunRow
+from arena.store import AttemptRow, MatchRow, PlyRow, RunRow, SampleRow
 from serving import SPANS_S, Bucket
 from tests.arena.random_runs import (
     CONFIG,
@@ -90,6 +90,60 @@ def test_a_look_takes_few_agents_anew_and_all_have_their_turn() -> None:
     assert overview.refresh(30.0, whole=True) == []
     for row in overview.frame()["agents"]:
         assert row == figures.agents[row["name"], "chess"].row()
+
+
+RAY = {"kind": "ray", "replicas": 3, "max_concurrent": 24, "max_queued": 24}
+RAY |= {"engine": {"kind": "scripted", "max_concurrent": 8, "context_tokens": 1024}}
+
+
+def of_engine(settings: dict[str, Any]) -> Figures:
+    run = RUN._replace(config_json=json.dumps({**CONFIG, "engines": {"main": settings}}))
+    return Figures(run, [], exact=False)
+
+
+def test_a_batch_is_of_one_replica_and_its_limit_too() -> None:
+    figures = of_engine(RAY)
+    figures.add(
+        [SampleRow("main", 1.0, "per_step", 1, "r1", *[None] * 9)._replace(step_requests=6)]
+    )
+    overview = Overview(figures)
+    overview.refresh(1.0, whole=True)
+    frame = overview.frame()
+    limits = frame["run"]["engines"]["main"]
+    assert (limits["max_concurrent"], limits["batch_limit"]) == (24, 8)
+    assert frame["engines"][0]["occupancy"]["max"] == pytest.approx(6 / 8)
+    assert frame["engines"][0]["replicas"] is None, "one is nothing to compare"
+
+
+def test_an_engine_s_config_that_no_version_reads_has_its_places_for_a_batch() -> None:
+    assert of_engine({"kind": "of old", "max_concurrent": 5}).engines["main"].batch_limit == 5
+
+
+def test_a_saturated_engine_of_replicas_is_advised_by_what_they_host() -> None:
+    """It has no `context_tokens` of its own."""
+    figures = of_engine(RAY)
+    full: dict[str, Any] = {
+        "in_flight": 48.0,
+        "waiting_mean": 24.0,
+        "waiting_share": 1.0,
+        "replies": 5,
+        "steps": 9,
+    }
+    figures.add(bucket("main", 1.0, float(at))._replace(**full) for at in range(60))
+    figures.add(SampleRow("main", 1.0, "per_step", 1, name, *[None] * 9) for name in ("a", "b"))
+    overview = Overview(figures)
+    overview.refresh(60.0, whole=True)
+    assert overview.verdict is not None
+    assert overview.verdict["remedies"][-1]["action"] == "add a GPU: one replica more"
+
+
+def test_replicas_make_a_frame_no_larger_than_boards_do() -> None:
+    figures = of_engine(RAY)
+    samples = (SampleRow("main", 1.0, "per_step", 1, f"r{n:07}", *[None] * 9) for n in range(64))
+    figures.add(sample._replace(step_requests=7) for sample in samples)
+    overview = Overview(figures)
+    overview.refresh(1.0, whole=True)
+    assert len(json.dumps(overview.engine_rows())) < 64 * 450
 
 
 def test_a_frame_holds_the_last_five_minutes() -> None:

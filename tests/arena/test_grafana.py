@@ -147,6 +147,7 @@ def test_rows_are_in_the_order_of_the_questions() -> None:
         "Batch",
         "Queue and saturation",
         "KV and prefix cache",
+        "Replicas",
         "Faults",
         "vLLM's own",
     ]

@@ -146,6 +146,15 @@ def batches() -> list[list[Row]]:
     ]
 
 
+def answers_of_replicas() -> list[Row]:
+    """To a match that moved from one to another."""
+    of: dict[str, object] = {"match_id": "m2", "engine": "spare"}
+    return [
+        an_attempt(0, 1.3, **of, replica="k3v9x2ab"),
+        an_attempt(1, 1.9, **of, replica="10.0.0.7:8000", cached_tokens=50),
+    ]
+
+
 MATCHES = (
     a_match(),
     a_match(
@@ -179,6 +188,7 @@ async def scrape_by_hand() -> str:
     lag = LoopLag()
     lag.sketch.add(640.0)
     figures = figures_of(row for batch in batches()[:-1] for row in batch)
+    figures.add(answers_of_replicas())
     figures.add([MATCHES[1]._replace(state="finished", termination="draw", started=1.0, ended=2.0)])
     return await metrics_of(figures, lag=lag).text()
 
@@ -261,6 +271,30 @@ async def test_an_engine_s_steps_and_tokens_are_counted() -> None:
     assert at['arena_completion_tokens_total{engine="main",game="chess"}'] == 30
     assert at['arena_prefix_hit_ratio{engine="main"}'] == pytest.approx(510 / 600)
     assert at['arena_batch_limit_requests{engine="spare"}'] == 4
+
+
+async def test_replicas_are_told_apart_where_there_are_several() -> None:
+    figures = figures_of(row for batch in batches() for row in batch)
+    first, *rest = answers_of_replicas()
+    figures.add([first, a_ply(0, 0.5, 0.9, 1.4)._replace(match_id="m2"), *rest])
+    at = series(await metrics_of(figures).text())
+    one, other = (f'{{engine="spare",replica="{name}"}}' for name in ("k3v9x2ab", "10.0.0.7:8000"))
+    assert at['arena_matches_moved_total{engine="spare"}'] == 1
+    assert (at[f"arena_replica_matches{one}"], at[f"arena_replica_matches{other}"]) == (1, 1)
+    assert at[f"arena_replica_moves_total{one}"] == 1
+    assert at[f"arena_replica_moves_total{other}"] == 0
+    assert at[f"arena_replica_engine_seconds_total{one}"] == pytest.approx(0.29)
+    assert at[f"arena_replica_prefix_hit_ratio{other}"] == pytest.approx(0.5)
+    assert at[f"arena_replica_straggler{one}"] == 0
+    assert not any("replica" in name and 'engine="main"' in name for name in at)
+
+
+async def test_a_batch_is_of_one_replica_and_the_limit_of_all() -> None:
+    hosted = {"kind": "scripted", "max_concurrent": 4}
+    engines = {"main": {"kind": "ray", "replicas": 3, "max_concurrent": 12, "engine": hosted}}
+    at = series(await metrics_of(figures_of((), engines=engines)).text())
+    assert at['arena_batch_limit_requests{engine="main"}'] == 4
+    assert at['arena_concurrency_limit_requests{engine="main"}'] == 12
 
 
 async def test_histograms_are_cumulative_and_end_in_inf() -> None:

@@ -237,7 +237,7 @@ def test_tables_are_read_back_whole(folder: Path, held: Records, tmp_path: Path)
     assert cli.main(["report", str(folder), "--csv", str(out)]) == 0
     names = (
         *("attempts", "byes", "engines", "los", "matches", "null_pairings", "pairings", "plies"),
-        *("ratings", "results", "sprt", "standings", "ties"),
+        *("ratings", "replicas", "results", "sprt", "standings", "ties"),
     )
     assert sorted(path.name for path in out.iterdir()) == [f"{name}.csv" for name in names]
     read_back = {name: read_csv(out / f"{name}.csv") for name in names}

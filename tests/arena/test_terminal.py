@@ -75,6 +75,7 @@ def an_engine(name: str, now: Frame | None, **changes: object) -> Frame:
     engine |= dict.fromkeys(measured, UNKNOWN)
     engine |= {"prefix_hit_rate": 0.953, "uncached_prompt_tokens_per_move": {"chess": 14.5}}
     engine |= {"output_tokens_per_move": 3.1, "preemptions": 0, "rejected": 0, "restarts": 0}
+    engine["replicas"] = None
     return engine | changes
 
 
@@ -106,7 +107,7 @@ def nothing_yet() -> Frame:
         "infrastructure_faults": {},
     }
     run: Frame = {"name": "quickstart", "id": "r", "created": "", "slo_ms": 1000.0}
-    run["engines"] = {"main": {"kind": "vllm", "version": None, "max_concurrent": 16}}
+    run["engines"] = {"main": {"kind": "vllm", "version": None, "batch_limit": 16}}
     return {
         "schema_version": 1,
         "seq": 0,
@@ -136,7 +137,7 @@ def healthy() -> Frame:
         "min_seat_attainment": 0.91,
         "schedule_lag_ms": spread(0.8, 2.6),
     }
-    frame["run"]["engines"]["small"] = {"kind": "ollama", "version": None, "max_concurrent": 4}
+    frame["run"]["engines"]["small"] = {"kind": "ollama", "version": None, "batch_limit": 4}
     main = [bucket(at, 16.0 * at / 60) for at in range(61) if not 20 <= at < 30]
     small = [
         bucket(at, 1.0 + at % 4, tokens_mean=None, waiting_mean=None, ttft_p50_s=None)
@@ -195,13 +196,36 @@ def hostile() -> Frame:
     return frame
 
 
+def a_replica(name: str, **changes: object) -> Frame:
+    row: Frame = {"replica": name, "matches": 5, "share": 0.25, "moves": 120}
+    row |= {"prefix_hit_rate": 0.91, "step_requests": spread(3.0, 4.0), "faults": {}}
+    row |= {"engine_ms": spread(110.0, 190.0), "median_ratio": 0.9, "is_straggler": False}
+    return row | changes
+
+
+def with_replicas(*names: str) -> Frame:
+    """One engine, of which the replica named last lags behind."""
+    frame = saturated()
+    slow: Frame = {"median_ratio": 2.14, "is_straggler": True, "engine_ms": spread(235.0, 400.0)}
+    slow |= {"faults": {"illegal": 2}}
+    told: Frame = {"matches_moved": 3, "straggler_ratio": 1.5, "straggler_moves": 30}
+    told["rows"] = [*map(a_replica, names[:-1]), a_replica(names[-1], **slow)]
+    frame["engines"][0]["replicas"] = told
+    return frame
+
+
+def replicated() -> Frame:
+    """Four replicas, one of which has an address for a name."""
+    return with_replicas("k3v9x2ab", "q7m1z0cd", "p5n8w4ef", "gpu-host-17.example.net:8000")
+
+
 def two_hundred() -> Frame:
     frame = healthy()
     frame["fleet"] |= {"elapsed_s": 45_296.0, "plies": 1_234_567, "recent_moves_per_s": 128.3}
     frame["agents"] = [an_agent(f"agent-{n:03}", 100.0 + n * 7 % 200) for n in range(200)]
     frame["results"] = [a_result(f"agent-{n:03}", "agent-199", None) for n in range(10)]
     names = [f"gpu-{n}" for n in range(9)]
-    frame["run"]["engines"] = {name: {"max_concurrent": 256} for name in names}
+    frame["run"]["engines"] = {name: {"batch_limit": 256} for name in names}
     frame["telemetry"] = {
         name: [bucket(at, (at * place) % 257.0) for at in range(1000, 1060)]
         for place, name in enumerate(names, 30)
@@ -211,7 +235,8 @@ def two_hundred() -> Frame:
 
 
 FRAMES = {
-    frame.__name__: frame for frame in (nothing_yet, healthy, saturated, hostile, two_hundred)
+    frame.__name__: frame
+    for frame in (nothing_yet, healthy, saturated, hostile, two_hundred, replicated)
 }
 
 
@@ -658,6 +683,47 @@ def test_a_report_of_long_names_fits_and_no_number_is_cut(
     assert any("undecided:" in line and "max_pairs" in line for line in lines)
     for heading in ("Buchholz", "S-B", "skill", "protocol", "LOS", "bounds"):
         assert any(heading in line.split() for line in lines)
+
+
+def test_a_straggler_is_named_before_other_replicas() -> None:
+    lines = shown(replicated(), 100, 40).splitlines()
+    (heading,) = (place for place, line in enumerate(lines) if "replicas of main" in line)
+    assert "SLOW 2.1×" in lines[heading + 1]
+    assert "gpu-host-17" in lines[heading + 1]
+    assert [line.split()[0] for line in lines[heading + 2 : heading + 5]] == [
+        "k3v9x2ab",
+        "q7m1z0cd",
+        "p5n8w4ef",
+    ]
+    assert plain_line(replicated()).count("slow replica: gpu-host-17.example.net:8000") == 1
+    assert "slow replica" not in plain_line(saturated())
+
+
+def test_replicas_that_do_not_fit_are_counted() -> None:
+    text = shown(with_replicas(*(f"r{n:07}" for n in range(64))), 100, 24)
+    assert re.search(r"^\d+ of 64 replicas of main ", text, re.MULTILINE)
+    assert_fits(text, 100, 24)
+
+
+def test_a_frame_of_an_arena_that_knew_no_replicas_is_shown() -> None:
+    frame = saturated()
+    for engine in frame["engines"]:
+        del engine["replicas"]
+    assert shown(frame) == shown(saturated())
+    assert plain_line(frame) == plain_line(saturated())
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_of_replicas_are_text_whatever_they_hold(name: str) -> None:
+    frame = with_replicas(name, name + "2")
+    for width, height in SIZES:
+        assert_fits(shown(frame, width, height), width, height)
+    report = build(records())
+    report["engines"][0]["replicas"] = frame["engines"][0]["replicas"]
+    out = io.StringIO()
+    print_report(report, out)
+    assert "\x1b" not in plain_line(frame) + out.getvalue()
+    assert "Replicas of main" in out.getvalue()
 
 
 def test_the_report_ends_with_the_verdict_and_its_remedies() -> None:

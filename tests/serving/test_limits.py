@@ -74,6 +74,16 @@ class MeasuredEngine(GatedEngine):
         return "vllm:num_requests_running 2.0\n"
 
 
+class TwinEngine(GatedEngine):
+    """Two replicas in turn, each of which refused what it refused."""
+
+    async def snapshots(self) -> AsyncIterator[EngineSnapshot]:
+        for at, (replica, rejected) in enumerate((("a", 1), ("b", 0), ("a", 1), ("b", 2))):
+            yield EngineSnapshot(
+                float(at), "sampled", waiting=0, rejected=rejected, replica=replica
+            )
+
+
 async def turn() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
@@ -161,6 +171,21 @@ async def test_refusals_and_the_own_queue_are_folded_into_snapshots(
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_each_refusal_is_in_the_total_of_one_replica(make_request: MakeRequest) -> None:
+    """Ours were in the totals of all, and counted once for each."""
+    limited = Limited(TwinEngine())
+    tasks = [asyncio.create_task(limited.generate(make_request(n))) for n in range(4)]
+    await turn()
+    told: dict[str | None, int | None] = {}
+    async for one in limited.snapshots():
+        assert is_refused_at_once(limited, make_request(9))
+        assert one.waiting == 2
+        told[one.replica] = one.rejected
+    # refused while the first three were told, and not told yet after the fourth
+    assert told == {"a": 1 + 1, "b": 2 + 2}
+    await end(*tasks)
 
 
 async def test_metrics_are_the_engines_and_empty_where_it_has_none() -> None:

@@ -644,6 +644,19 @@ def test_memory_pressure_asks_for_what_eases_memory() -> None:
     assert effects(single)["quantise"].startswith("about 4×")
 
 
+def test_a_larger_batch_on_ray_is_the_replicas_too() -> None:
+    verdict = said(seconds(60, **FULL_QUEUE, kv_usage=0.3), replace(FACTS, kind="ray"))
+    assert any(
+        "16 → 32, engine.max_concurrent in step with it" in r.action for r in verdict.remedies
+    )
+
+
+def test_of_an_engine_of_replicas_one_more_is_advised() -> None:
+    verdict = said(seconds(60, **FULL_QUEUE), replace(FACTS, has_replicas=True))
+    assert verdict.remedies[-1].action == "add a GPU: one replica more"
+    assert "as one replica brings now" in verdict.remedies[-1].effect
+
+
 def test_slow_streams_are_traded_for_a_smaller_batch() -> None:
     half = seconds(40, in_flight=8.0, stream_tokens_per_s=40.0)
     verdict = said(followed_by(half, 20, in_flight=16.0, stream_tokens_per_s=24.0))

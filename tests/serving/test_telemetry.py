@@ -313,6 +313,51 @@ def test_counters_that_begin_again_go_on_growing() -> None:
     assert kept[1.0, 0.0].preemptions == 3 + 2 + 2 + 2
 
 
+def test_totals_of_several_replicas_grow_by_themselves() -> None:
+    """Each total of one was taken for that of an engine that had begun again."""
+    told = (("a", 100), ("b", 7), ("a", 110), ("b", 9), (None, 1), ("a", 4), ("b", 9))
+    with a_meter() as (meter, clock):
+        for replica, total in told:
+            meter.stepped(a_step(clock.now, replica=replica, preemptions=total))
+        clock.now += 2.0
+        kept = latest(meter.buckets())
+    assert kept[1.0, 0.0].preemptions == 110 + 9 + 1 + 4
+    assert kept[1.0, 0.0].steps == 7
+
+
+def test_those_who_wait_at_all_replicas_and_before_them_are_waiting() -> None:
+    with a_meter() as (meter, clock):
+        meter.stepped(a_step(clock.now, replica="a", waiting=4), queued=1)  # 3 there
+        meter.stepped(a_step(clock.now, replica="b", waiting=2), queued=2)  # none there
+        meter.stepped(a_step(clock.now, replica="b", waiting=5))  # 5 there
+        meter.stepped(a_step(clock.now, replica="a", waiting=0))
+        clock.now += 2.0
+        told = latest(meter.buckets())[1.0, 0.0]
+    assert told.waiting_mean == pytest.approx(((3 + 1) + (3 + 2) + (3 + 5) + 5) / 4)
+    assert (told.waiting_max, told.waiting_share) == (8, 1)
+
+
+def test_nobody_waits_at_a_replica_that_fell_silent() -> None:
+    with a_meter() as (meter, clock):
+        meter.stepped(a_step(clock.now, replica="gone", waiting=9))
+        clock.now += 9.0
+        meter.stepped(a_step(clock.now, replica="there", waiting=1))
+        clock.now += 1.0
+        meter.stepped(a_step(clock.now, replica="there", waiting=1))
+        clock.now += 2.0
+        kept = latest(meter.buckets())
+    assert [kept[1.0, at].waiting_max for at in (0.0, 9.0, 10.0)] == [9, 10, 1]
+
+
+def test_the_fullest_replica_s_cache_is_the_engine_s() -> None:
+    with a_meter() as (meter, clock):
+        for replica, usage in (("a", 0.9), ("b", 0.2)):
+            meter.stepped(a_step(clock.now, replica=replica, kv_usage=usage))
+        clock.now += 2.0
+        kept = latest(meter.buckets())
+    assert kept[1.0, 0.0].kv_usage == pytest.approx(0.9)
+
+
 def test_an_engine_that_says_nothing_is_unknown_not_zero() -> None:
     with a_meter() as (meter, clock):
         meter.offered(clock.now)

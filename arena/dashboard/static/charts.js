@@ -27,7 +27,7 @@ export const ENGINE_CHARTS = [
     title: "Requests in a step",
     lines: [{ name: "p50", value: (bucket) => bucket.requests_p50 }],
     band: { name: "to p95", value: (bucket) => bucket.requests_p95 },
-    limit: { name: "max_concurrent", value: (engine) => engine?.max_concurrent },
+    limit: { name: "batch limit", value: (engine) => engine?.batch_limit },
     format: whole,
   },
   {

@@ -2,6 +2,7 @@
 
 import { ENGINE_CHARTS, TimeChart } from "./charts.js";
 import { choiceButtons, el, setHidden, setText } from "./dom.js";
+import { ReplicaTable } from "./replicas.js";
 import { clock, isKnown, percent, rounded, sum, tally, tenths, UNKNOWN, whole, words } from "./text.js";
 
 const LIVE_WINDOW_S = 300;
@@ -197,12 +198,13 @@ const ENGINE_FIGURES = [
   ["Restarts", (engine) => whole(engine.restarts)],
 ];
 
-/** One engine: its charts and its figures over the run. */
+/** One engine: its replicas, its charts and its figures over the run. */
 class EnginePanel {
   #name;
   #source;
   #charts = ENGINE_CHARTS.map((spec) => new TimeChart(spec));
   #version = el("span", { class: "muted" });
+  #replicas;
   #figures = ENGINE_FIGURES.map(([name]) => [el("dt", {}, name), el("dd")]);
   #stored = null;
   #askedAt = -Infinity;
@@ -213,6 +215,7 @@ class EnginePanel {
     this.#onData = onData;
     this.#name = name;
     this.#source = source;
+    this.#replicas = new ReplicaTable(name);
     const figures = el(
       "dl",
       { class: "figures", "data-testid": "engine-figures" },
@@ -222,6 +225,7 @@ class EnginePanel {
       "section",
       { class: "engine", "data-testid": "engine", "aria-label": `Engine ${name}` },
       el("h3", {}, "Engine ", el("span", { class: "name" }, name), " ", this.#version),
+      this.#replicas.element,
       el("div", { class: "charts" }, ...this.#charts.map((chart) => chart.element), figures),
     );
   }
@@ -229,6 +233,7 @@ class EnginePanel {
   update(state, engine, range) {
     setText(this.#version, `${engine.kind} ${engine.version ?? ""}`);
     for (const [index, [, text]] of ENGINE_FIGURES.entries()) setText(this.#figures[index][1], text(engine));
+    this.#replicas.update(engine.replicas);
     const now = state.fleet.now_s;
     const window = { live: LIVE_WINDOW_S, hour: HOUR_S, all: Infinity }[range];
     const earliest = Math.max(0, now - window);
