@@ -305,7 +305,7 @@ def _new_record(job: Job, name: str) -> EngineRecord:
         name,
         settings.kind,
         getattr(settings, "model", None),
-        settings.max_concurrent,
+        settings.batch_limit,
         settings.model_dump(mode="json", exclude_none=True),
     )
     record.cells = {cell: [None] * job.options.repeats for cell in job.cells}
@@ -451,10 +451,12 @@ _NO_KNOBS = frozenset(
     {
         "kind",
         "url",
+        "urls",
         "api_key_env",
         "model",
         "served_model",
         "start_seconds",
+        "scrape",
         "scrape_seconds",
         "slo_seconds",
     }
@@ -505,7 +507,7 @@ def _weights(settings: EngineConfig) -> str | None:
     model: str | None = getattr(settings, "model", None)
     if model is None:
         return None
-    if getattr(settings, "url", None) is not None:
+    if isinstance(settings, HttpEngineConfig) and not settings.is_launched:
         return f"{model}, {figures.AS_SERVED}"
     is_packaged = model == PACKAGED_MODEL
     if not is_packaged and not model.endswith(".gguf"):

@@ -111,7 +111,8 @@ class EngineRecord:
     name: str
     kind: str
     model: str | None
-    max_concurrent: int
+    batch_limit: int
+    """Requests that one batch may hold."""
     settings: Mapping[str, Any]
     flags: Sequence[str] = ()
     """Its command line, or arguments, as it was last started."""
@@ -169,7 +170,7 @@ def cell_row(
         "uncached_prompt_tokens_per_move": _mean(prompt - cached for prompt, cached in told),
         "prefix_hit_rate": _share(sum(cached for _, cached in told), sum(p for p, _ in told)),
         "occupancy": weighted_summary(
-            (requests / record.max_concurrent, number) for requests, number in steps.items()
+            (requests / record.batch_limit, number) for requests, number in steps.items()
         ),
         "in_flight": median([_in_flight(run) for run in made]),
         "slo_attainment": _attainment(answers, slo_s),

@@ -142,7 +142,7 @@ def figures(cells: Sequence[Row]) -> list[dict[str, Any]]:
         },
         {
             "id": "occupancy",
-            "title": "Requests in a step ÷ max_concurrent",
+            "title": "Requests in a step ÷ the batch limit",
             "note": f"Mean. Not told by {', '.join(silent)}." if silent else "Mean.",
             "data": _each(engines, cells, _occupancy),
             "layout": {"scattermode": "group", **_layout("", ways, "", range=[0, 1.05])},

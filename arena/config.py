@@ -764,15 +764,13 @@ def _place(here: Sequence[object], name: str, text: str) -> int:
 def _explain(error: ValidationError, prefix: str) -> str:
     """One line for the first mistake pydantic found."""
     first = error.errors()[0]
-    loc = first["loc"]
-    if loc[:2] == ("tournament", "anchors"):
-        loc = (*loc[:3], *loc[4:])  # without the tag of a union
+    loc = _untagged(first["loc"])
     where = prefix + ".".join(str(part) for part in loc)
     where = where.rstrip(".") or "config"
     if first["type"] == "extra_forbidden":
-        if prefix and len(first["loc"]) > 1:
+        known = _known_keys(error, first["loc"], prefix)
+        if not known:
             return f"{where}: unknown key; `arena config reference` lists the known ones"
-        known = _known_keys(error, first["loc"])
         near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
         hint = f'did you mean "{near[0]}"?' if near else f"known keys: {', '.join(known)}"
         return f"{where}: unknown key; {hint}"
@@ -782,15 +780,24 @@ def _explain(error: ValidationError, prefix: str) -> str:
     if first["type"] == "value_error" and isinstance(first["input"], Mapping):
         return f"{where}.{message}"  # between keys: the message names its own
     message = f"{message[0].lower()}{message[1:]}"
-    if _may_hold_a_key(str(first["loc"][-1]) if first["loc"] else "", first["input"]):
+    if _may_hold_a_key(loc, first["input"]):
         return f"{where}: {message}"
     return f"{where}: is {_short(first['input'])}; {message}"
 
 
-def _may_hold_a_key(field: str, value: object) -> bool:
+def _untagged(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Where a mistake is, without what pydantic adds for the branch of a union."""
+    if loc[:2] == ("tournament", "anchors"):
+        return (*loc[:3], *loc[4:])
+    if loc[:1] == ("engine",):  # that another hosts
+        return (*loc[:1], *loc[2:])
+    return loc
+
+
+def _may_hold_a_key(loc: tuple[int | str, ...], value: object) -> bool:
     """Whether a wrong value could be a server's key, or have one in it, and is not to be shown."""
-    in_url = field == "url" and not {"@", "?", "#"}.isdisjoint(str(value))
-    return in_url or field == "api_key_env"
+    is_url = not {"url", "urls", "address"}.isdisjoint(loc)
+    return loc[-1:] == ("api_key_env",) or (is_url and not {"@", "?", "#"}.isdisjoint(str(value)))
 
 
 def _short(value: object) -> str:
@@ -812,8 +819,13 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
-def _known_keys(error: ValidationError, loc: tuple[int | str, ...]) -> list[str]:
-    if len(loc) > 1:
+def _known_keys(error: ValidationError, loc: tuple[int | str, ...], prefix: str) -> list[str]:
+    """Beside the unknown one; none where the table is not known."""
+    if prefix and loc[:1] == ("engine",) and len(loc) == 3:
+        model: type[BaseModel] = ENGINE_KINDS[str(loc[1])].config_class
+    elif prefix and len(loc) > 1:
+        return []
+    elif len(loc) > 1:
         model = _SECTIONS.get(str(loc[0]), RunConfig)
     else:
         kinds = {kind.__name__: kind for kind in _known_kinds()}

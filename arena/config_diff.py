@@ -20,7 +20,9 @@ HARMLESS = (
     "engines.*.max_concurrent",
     "engines.*.max_queued",
     "engines.*.url",
+    "engines.*.urls",
     "engines.*.api_key_env",
+    "engines.*.scrape",
     "slo.*",
 )
 """Keys that say how fast a run is played, where its engines are found, or what is in time; none has

@@ -409,7 +409,7 @@ class Match:
             times.prefill_s,
             times.decode_s,
             reply.step_requests_mean,
-            reply.replica,
+            storable(reply.replica or "") or None,
             attempt.eval_cp,
             storable(reply.reasoning) or None,
         )

@@ -24,7 +24,16 @@ from arena.preflight import agent_context, check_contexts
 from arena.probe import ProbeError, probe
 from arena.progress import Progress
 from arena.schedule import MatchSpec, Schedule
-from arena.store import AttemptRow, MatchRow, PlyRow, Records, SampleRow, Store, StoreError
+from arena.store import (
+    AttemptRow,
+    MatchRow,
+    PlyRow,
+    Records,
+    SampleRow,
+    Store,
+    StoreError,
+    storable,
+)
 from games import Start
 from serving import (
     Engine,
@@ -487,7 +496,7 @@ def _sample(name: str, snapshot: EngineSnapshot, store: Store, steps: int) -> Sa
         store.clock.of(snapshot.at),
         snapshot.source,
         steps,
-        snapshot.replica,
+        storable(snapshot.replica or "") or None,
         snapshot.running,
         snapshot.waiting,
         snapshot.step_requests,

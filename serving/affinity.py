@@ -2,10 +2,10 @@
 
 Both sides of a match extend one transcript, so it must stay where that is cached. Every match has
 an order of preference among the replicas, by a hash of both names (Thaler and Ravishankar, "Using
-name-based mappings to increase hit rates", 1998); it goes to the first in it that holds fewer than
-`SLACK` times its even share of the live matches (as in Mirrokni, Thorup and Zadimoghaddam,
-"Consistent hashing with bounded loads", 2018), and stays there. A replica that leaves gives up its
-own matches alone; one that comes takes those that prefer it to all others.
+name-based mappings to increase hit rates", 1998); it goes to the first in it that holds less than
+an even share of the live matches, rounded up (as in Mirrokni, Thorup and Zadimoghaddam, "Consistent
+hashing with bounded loads", 2018), and stays there. A replica that leaves gives up its own matches
+alone; one that comes takes those that prefer it to all others.
 """
 
 import hashlib
@@ -13,11 +13,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-SLACK = 1.1
-"""A replica holds at most so many times its even share of the live matches, rounded up."""
+LIVE_S = 10.0
+"""A match that asked for nothing in so long takes no part in the shares; its place is kept."""
 
-FORGET_S = 60.0
-"""A match that asked for nothing in so long counts no more, and has its place chosen anew."""
+MOST_PLACES = 16_384
+"""Matches that are remembered: of more, those that asked longest ago have their places chosen anew.
+"""
 
 
 class _Place:
@@ -30,6 +31,9 @@ class _Place:
         self.seen = seen
         self.in_flight = 0
 
+    def is_live(self, now: float) -> bool:
+        return self.in_flight > 0 or now - self.seen < LIVE_S
+
 
 class Affinity:
     """Places matches on replicas. Times are seconds of any one monotonic clock."""
@@ -38,17 +42,16 @@ class Affinity:
         self._replicas: frozenset[str] = frozenset(replicas)
         self._places: dict[str, _Place] = {}
         """By match, the one that asked last at the end."""
-        self._load: Counter[str] = Counter()
 
     @property
     def replicas(self) -> frozenset[str]:
         """Those that matches may be placed on."""
         return self._replicas
 
-    @property
-    def load(self) -> dict[str, int]:
+    def load(self, now: float) -> dict[str, int]:
         """Live matches on each replica."""
-        return {replica: self._load[replica] for replica in sorted(self._replicas)}
+        live = Counter(place.replica for place in self._places.values() if place.is_live(now))
+        return {replica: live[replica] for replica in sorted(self._replicas)}
 
     def update(self, replicas: Iterable[str]) -> None:
         """Place on these from now on. Matches on others, and those that prefer a new one to all
@@ -57,8 +60,8 @@ class Affinity:
         new = now - self._replicas
         self._replicas = now
         for match_id, place in list(self._places.items()):
-            if place.replica not in now or (new and self._first(match_id) in new):
-                self._forget(match_id)
+            if place.replica not in now or (new and self._prefers(match_id, now) in new):
+                del self._places[match_id]
 
     def begin(self, match_id: str, now: float) -> str | None:
         """The replica for a request of the match, which is in flight until `end`. None: there are
@@ -66,15 +69,14 @@ class Affinity:
         if not self._replicas:
             return None
         if not match_id:
-            return min(sorted(self._replicas), key=lambda replica: self._load[replica])
-        self._forget_old(now)
-        place = self._places.pop(match_id, None)
-        if place is None:
-            place = _Place(self._choose(match_id), now)
-            self._load[place.replica] += 1
+            load = self.load(now)
+            return min(load, key=lambda replica: load[replica])
+        place = self._places.pop(match_id, None) or _Place(self._choose(match_id, now), now)
         self._places[match_id] = place
         place.seen = now
         place.in_flight += 1
+        if len(self._places) > MOST_PLACES:
+            del self._places[next(iter(self._places))]
         return place.replica
 
     def end(self, match_id: str, now: float) -> None:
@@ -84,24 +86,14 @@ class Affinity:
             place.in_flight -= 1
             place.seen = now
 
-    def _choose(self, match_id: str) -> str:
-        most = math.ceil(SLACK * (len(self._places) + 1) / len(self._replicas))
-        with_room = [one for one in self._replicas if self._load[one] < most]
-        return max(with_room, key=lambda replica: _weight(match_id, replica))
+    def _choose(self, match_id: str, now: float) -> str:
+        load = self.load(now)
+        most = math.ceil((sum(load.values()) + 1) / len(load))
+        return self._prefers(match_id, [one for one, held in load.items() if held < most])
 
-    def _first(self, match_id: str) -> str:
-        return max(self._replicas, key=lambda replica: _weight(match_id, replica))
-
-    def _forget_old(self, now: float) -> None:
-        """Matches at the front have asked longest ago; one with a request in flight is live."""
-        for match_id, place in list(self._places.items()):
-            if now - place.seen < FORGET_S:
-                return
-            if not place.in_flight:
-                self._forget(match_id)
-
-    def _forget(self, match_id: str) -> None:
-        self._load[self._places.pop(match_id).replica] -= 1
+    @staticmethod
+    def _prefers(match_id: str, replicas: Iterable[str]) -> str:
+        return max(replicas, key=lambda replica: _weight(match_id, replica))
 
 
 def _weight(match_id: str, replica: str) -> tuple[bytes, str]:

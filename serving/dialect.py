@@ -165,6 +165,12 @@ class Dialect(Protocol):
         del texts
         return "unknown"
 
+    def model(self, texts: Sequence[str]) -> str:
+        """What the answers to `about_paths` tell of the model: the same for servers that serve the
+        same. Empty: they do not tell."""
+        del texts
+        return ""
+
     def seen(self, texts: Sequence[str]) -> Seen:
         """Figures out of the answers to `metrics_paths`, in their order; empty for one missing."""
         del texts
@@ -296,11 +302,28 @@ def seconds_of(content: Mapping[str, Any], name: str, scale: float = 1.0) -> flo
 def context_of(models: str, name: str) -> int | None:
     """Tokens of one request by an answer of /v1/models: the named model's, or where no other name
     is there, the server's. None: not told."""
+    told = [count_of(card, "max_model_len") for card in _cards(models, name)]
+    return max((tokens for tokens in told if tokens is not None), default=None)
+
+
+def model_of(models: str, name: str) -> str:
+    """What an answer of /v1/models tells of the named model: the last part of where its weights are
+    from, which may be in another folder elsewhere, and the tokens of a request."""
+    roots = {
+        str(card["root"]).rstrip("/").rpartition("/")[2]
+        for card in _cards(models, name)
+        if card.get("root")
+    }
+    tokens = context_of(models, name)
+    parts = [one_line(root, 80) for root in sorted(roots)]
+    return " ".join(parts + ([f"with {tokens} tokens a request"] if tokens is not None else []))
+
+
+def _cards(models: str, name: str) -> list[dict[str, Any]]:
+    """The named model's, or where no other name is there, the server's."""
     data = object_of(models).get("data")
     cards = [card for card in data if isinstance(card, dict)] if isinstance(data, list) else []
-    named = [card for card in cards if card.get("id") == name] or cards
-    told = [count_of(card, "max_model_len") for card in named]
-    return max((tokens for tokens in told if tokens is not None), default=None)
+    return [card for card in cards if card.get("id") == name] or cards
 
 
 def check_size(told: int | None, said: str, knob: str, wanted: int, flag: str) -> None:

@@ -1,12 +1,15 @@
 """What every kind of server has in its configuration."""
 
+import math
 import os
 import re
 import string
-from typing import Any, ClassVar, Literal
+from collections import Counter
+from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     ByteSize,
     Field,
     SerializerFunctionWrapHandler,
@@ -25,6 +28,18 @@ LAUNCH_START_S = 300.0
 DType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
 
 
+def _server_url(url: str) -> str:
+    if not {"@", "?", "#"}.isdisjoint(url):
+        raise ValueError("keys and parameters stand in no url: see api_key_env")
+    if wrong := _wrong_with(url):
+        raise ValueError(f"{wrong}; write it like 'http://127.0.0.1:8080'")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+ServerUrl = Annotated[str, AfterValidator(_server_url)]
+"""Without a key, and without the /v1 that each path begins with."""
+
+
 class HttpEngineConfig(EngineConfig):
     """A server of language models: one that runs at `url`, or one that is launched for the run."""
 
@@ -39,7 +54,7 @@ class HttpEngineConfig(EngineConfig):
         description="Packaged name, model directory, .gguf file or Hub id; for a server that takes "
         "chat messages the name it knows.",
     )
-    url: str | None = Field(
+    url: ServerUrl | None = Field(
         default=None,
         description="Of a running server, like 'http://127.0.0.1:8080'; omitted: launched for the "
         "run on a free port of this machine.",
@@ -64,20 +79,15 @@ class HttpEngineConfig(EngineConfig):
         strict=True,
         description="Between looks at the server's metrics.",
     )
+    scrape: bool = Field(
+        default=True,
+        strict=True,
+        description="Look at the server's own metrics; false behind a router that passes those of "
+        "one of its servers on as if they were all of them.",
+    )
     extra_args: tuple[str, ...] = Field(
         default=(), description="Further words for the end of the launched server's command line."
     )
-
-    @field_validator("url")
-    @classmethod
-    def _is_url(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
-        if not {"@", "?", "#"}.isdisjoint(url):
-            raise ValueError("keys and parameters stand in no url: see api_key_env")
-        if wrong := _wrong_with(url):
-            raise ValueError(f"{wrong}; write it like 'http://127.0.0.1:8080'")
-        return url.rstrip("/").removesuffix("/v1")
 
     @field_validator("api_key_env")
     @classmethod
@@ -89,7 +99,7 @@ class HttpEngineConfig(EngineConfig):
 
     @model_validator(mode="after")
     def _knobs_have_a_server(self) -> "HttpEngineConfig":
-        if self.url is None:
+        if self.is_launched:
             if self.api_key_env is not None:
                 raise ValueError(
                     "api_key_env: a launched server listens to this machine alone and takes no "
@@ -126,6 +136,7 @@ class HttpEngineConfig(EngineConfig):
 
     @property
     def is_launched(self) -> bool:
+        """It is started for the run; else it runs already."""
         return self.url is None
 
 
@@ -163,8 +174,18 @@ def _wrong_with(url: str) -> str:
     return "its port is no number of 1 to 65535" if port == 0 else ""
 
 
+def replica_name(url: str) -> str:
+    """What tells the server of a valid url from others: `host:port`, and the path if there is
+    one."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return f"{f'[{host}]' if ':' in host else host}:{port}{parts.path}"
+
+
 class BatchKnobs(HttpEngineConfig):
-    """Knobs that servers with one paged KV cache share with the embedded vLLM."""
+    """Knobs that servers with one paged KV cache share with the embedded vLLM, and the urls of
+    several such servers."""
 
     launch_only: ClassVar[frozenset[str]] = HttpEngineConfig.launch_only | {
         "device",
@@ -178,6 +199,12 @@ class BatchKnobs(HttpEngineConfig):
         "threads",
     }
 
+    urls: tuple[ServerUrl, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="Of running servers of one model, in the place of `url`. A match stays at one "
+        "of them; `max_concurrent` is of all together, and each gets its even share at most.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="What it computes on; auto: what its installation is for."
     )
@@ -220,6 +247,28 @@ class BatchKnobs(HttpEngineConfig):
         strict=True,
         description="OpenMP threads on a CPU; omitted: half of the processors, at least one.",
     )
+
+    @property
+    def is_launched(self) -> bool:
+        return self.url is None and self.urls is None
+
+    @property
+    def batch_limit(self) -> int:
+        return math.ceil(self.max_concurrent / len(self.urls or (self.url,)))
+
+    def at(self, url: str) -> Self:
+        """The same for one of the `urls`, with its share of the requests."""
+        only = {"url": url, "urls": None, "max_concurrent": self.batch_limit}
+        return self.model_copy(update=only)
+
+    @model_validator(mode="after")
+    def _one_place_each(self) -> "BatchKnobs":
+        if self.url is not None and self.urls is not None:
+            raise ValueError("url and urls: give one of them")
+        for name, times in Counter(map(replica_name, self.urls or ())).items():
+            if times > 1:
+                raise ValueError(f"urls: {name} stands there {times} times; name each server once")
+        return self
 
     @model_validator(mode="after")
     def _one_size_of_cache(self) -> "BatchKnobs":

@@ -90,6 +90,8 @@ class HttpEngine:
         self.name = start.name
         self.kind = config.kind
         self.version = "unknown"
+        self.model = ""
+        """What the server tells of its model; empty where it does not."""
         self.restarts = 0
         self.command: Command | None = None
         """How the server was last started; None for one at a url."""
@@ -234,8 +236,8 @@ class HttpEngine:
     async def metrics(self) -> str:
         """The server's own metrics in Prometheus' text format, counted since its start.
 
-        Empty where it has none, is down, or does not answer in 2 s. Callers at one time share one
-        question.
+        Empty where it has none or is not to be asked, is down, or does not answer in 2 s. Callers
+        at one time share one question.
         """
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._first_page())
@@ -406,6 +408,7 @@ class HttpEngine:
             told = self._dialect.about(texts)
         except EngineConfigError as error:
             raise EngineDead(f"engine {self.name}: {error}") from error
+        self.model = self._dialect.model(texts)
         return known or told
 
     async def _probe(self) -> None:
@@ -633,7 +636,7 @@ class HttpEngine:
         server = self._server
         if server is None:
             return
-        pages = (self._page(server, path) for path in self._dialect.metrics_paths)
+        pages = (self._figures(server, path) for path in self._dialect.metrics_paths)
         texts = await asyncio.gather(*pages)
         if server is not self._server:
             return
@@ -654,4 +657,7 @@ class HttpEngine:
         paths: Sequence[str] = self._dialect.metrics_paths
         if self._server is None or self._final is not None or not paths:
             return ""
-        return await self._page(self._server, paths[0])
+        return await self._figures(self._server, paths[0])
+
+    async def _figures(self, server: Server, path: str) -> str:
+        return await self._page(server, path) if self._config.scrape else ""

@@ -29,7 +29,7 @@ from serving.dialect import (
     text_of,
 )
 from serving.engine import ChatPrompt, EngineUnavailable, MalformedReply, Request
-from serving.http_config import HttpEngineConfig, check_http
+from serving.http_config import HttpEngineConfig, ServerUrl, check_http
 from serving.http_engine import HttpEngine, ServerKind
 from serving.server_process import no_program
 
@@ -109,7 +109,9 @@ class LmStudioConfig(ChatConfig):
     """LM Studio's local server, started from its window or by `lms server start`."""
 
     kind: Literal["lmstudio"] = "lmstudio"
-    url: str | None = Field(default="http://127.0.0.1:1234", description="Of the running server.")
+    url: ServerUrl | None = Field(
+        default="http://127.0.0.1:1234", description="Of the running server."
+    )
 
 
 class OllamaConfig(HttpEngineConfig):

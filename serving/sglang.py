@@ -28,14 +28,23 @@ from serving.dialect import (
     event,
     fault_of,
     finish_of,
+    model_of,
     object_of,
     part,
     seconds_of,
     text_of,
 )
-from serving.engine import EngineError, EngineUnavailable, MalformedReply, Request, TokenPrompt
+from serving.engine import (
+    Engine,
+    EngineError,
+    EngineUnavailable,
+    MalformedReply,
+    Request,
+    TokenPrompt,
+)
 from serving.http_config import BatchKnobs, check_http
-from serving.http_engine import HttpEngine, ServerKind
+from serving.http_engine import ServerKind
+from serving.http_replicas import build_http
 from serving.models import ModelShape, check_model, cpu_kv_bytes, resolve, shape_of
 from serving.sglang_cpu import CPU_ENVIRONMENT, REMEDY, sglang_python
 from serving.template import load_template
@@ -170,6 +179,9 @@ class SglangDialect(Dialect):
         said = f"the server takes {tokens} tokens a request"
         check_size(tokens, said, "context_tokens", config.context_tokens, "--context-length")
         return text_of(told, "version") or "unknown"
+
+    def model(self, texts: Sequence[str]) -> str:
+        return model_of(texts[1], self._config.request_model)
 
     def seen(self, texts: Sequence[str]) -> Seen:
         samples = Samples.read(texts[0])
@@ -333,17 +345,20 @@ def check_sglang(config: SglangConfig) -> None:
             )
 
 
-def _build(start: EngineStart, config: SglangConfig) -> HttpEngine:
+def _server_kind(config: SglangConfig) -> ServerKind:
     def launch(port: int) -> Command:
         directory = resolve(config.model).directory
         return command(config, str(directory), shape_of(config.model), port)
 
-    kind = ServerKind(
+    return ServerKind(
         SglangDialect(config),
         lambda: load_template(resolve(config.model).directory),
         launch if config.is_launched else None,
     )
-    return HttpEngine(start, config, kind)
+
+
+def _build(start: EngineStart, config: SglangConfig) -> Engine:
+    return build_http(start, config, _server_kind)
 
 
 SGLANG = EngineKind(SglangConfig, check_sglang, _build)

@@ -25,15 +25,17 @@ from serving.dialect import (
     context_of,
     event,
     finish_of,
+    model_of,
     object_of,
     part,
     read_usage,
     seconds_of,
     text_of,
 )
-from serving.engine import MalformedReply, Request, TokenPrompt
+from serving.engine import Engine, MalformedReply, Request, TokenPrompt
 from serving.http_config import BatchKnobs, check_http
-from serving.http_engine import HttpEngine, ServerKind
+from serving.http_engine import ServerKind
+from serving.http_replicas import build_http
 from serving.models import check_model, resolve, shape_of
 from serving.template import load_template
 from serving.vllm_config import (
@@ -174,6 +176,9 @@ class VllmDialect(Dialect):
         check_size(tokens, said, "context_tokens", self._context_tokens, "--max-model-len")
         return text_of(object_of(texts[0]), "version") or "unknown"
 
+    def model(self, texts: Sequence[str]) -> str:
+        return model_of(texts[1], self._model)
+
     def seen(self, texts: Sequence[str]) -> Seen:
         samples = Samples.read(texts[0])
         # others wait for their grammar, not for room in the batch
@@ -228,16 +233,19 @@ def check_vllm_server(config: VllmServerConfig) -> None:
         check_model(config.model)
 
 
-def _build(start: EngineStart, config: VllmServerConfig) -> HttpEngine:
+def _server_kind(config: VllmServerConfig) -> ServerKind:
     def launch(port: int) -> Command:
         return command(config, str(resolve(config.model).directory), port)
 
-    kind = ServerKind(
+    return ServerKind(
         VllmDialect(config),
         lambda: load_template(resolve(config.model).directory),
         launch if config.is_launched else None,
     )
-    return HttpEngine(start, config, kind)
+
+
+def _build(start: EngineStart, config: VllmServerConfig) -> Engine:
+    return build_http(start, config, _server_kind)
 
 
 VLLM_SERVER = EngineKind(VllmServerConfig, check_vllm_server, _build)

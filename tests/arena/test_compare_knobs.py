@@ -12,7 +12,7 @@ from arena import compare_figures as figures
 from arena import config as configs
 from arena.compare_figures import AS_SERVED, EngineRecord
 from arena.compare_text import engine_text, flags_texts, summary_text, unequal_texts
-from serving import parse_engine_config
+from serving import PACKAGED_MODEL, parse_engine_config
 
 URL = "http://127.0.0.1:1"
 OWN = "tests.examples.own_engine:DiceEngine"
@@ -180,6 +180,13 @@ def test_later_plies_are_the_cause_only_where_the_same_questions_are_as_long() -
     assert other.keys() == {OPEN, CLOSED}
     assert other[CLOSED] == ""
     assert notes(*uneven) == {CLOSED: ""}
+
+
+@pytest.mark.parametrize("where", [{"url": URL}, {"urls": [URL, "http://127.0.0.1:2"]}])
+def test_weights_of_a_running_server_are_as_it_was_started_with(where: Row) -> None:
+    settings = parse_engine_config("main", {"kind": "vllm_server", **where})
+    assert compare.knobs_of(settings)["weights"] == f"{PACKAGED_MODEL}, {AS_SERVED}"
+    assert not compare.knobs_of(settings).keys() & {"url", "urls"}
 
 
 # in words

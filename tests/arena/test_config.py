@@ -211,6 +211,21 @@ def test_what_could_be_a_key_is_not_printed(knobs: dict[str, str], said: str) ->
     assert "SECRET1" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("urls", "said"),
+    [
+        (["http://a", "http://user:SECRET1@b"], "urls.1: keys and parameters stand in no url"),
+        ("http://user:SECRET1@b", "urls: input should be a valid tuple"),
+        (["http://a", "b:8000"], "urls.1: is 'b:8000'; it does not begin with http://"),
+    ],
+)
+def test_a_wrong_one_of_several_urls_is_named_and_no_key_printed(urls: object, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(data(engines={"main": {"kind": "vllm_server", "urls": urls}}))
+    assert str(caught.value).startswith(f"engines.main.{said}")
+    assert "SECRET1" not in str(caught.value)
+
+
 def test_unknown_books_and_set_ups_are_named() -> None:
     config = parse(data(openings={"book": "nowhere.epd"}))
     _, game, ruleset = config.games()[0]

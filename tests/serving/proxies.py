@@ -78,7 +78,7 @@ async def _process(command: list[str], port: int) -> AsyncIterator[None]:
     assert process.stderr is not None
     told = asyncio.create_task(process.stderr.read())
     try:
-        while not await _is_listening(port):
+        while not await is_listening(port):
             assert process.returncode is None, (await told).decode()
             await asyncio.sleep(0.02)
         yield
@@ -89,7 +89,7 @@ async def _process(command: list[str], port: int) -> AsyncIterator[None]:
         await told
 
 
-async def _is_listening(port: int) -> bool:
+async def is_listening(port: int) -> bool:
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:

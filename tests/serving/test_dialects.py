@@ -766,6 +766,24 @@ def test_the_context_of_the_model_that_is_asked_counts(models: str, tokens: int 
     assert context_of(models, "mine") == tokens
 
 
+@pytest.mark.parametrize(
+    ("card", "told"),
+    [
+        ({"root": "org/Model", "max_model_len": 512}, "Model with 512 tokens a request"),
+        ({"root": "/data/models/Model/", "max_model_len": 512}, "Model with 512 tokens a request"),
+        ({"root": "Model"}, "Model"), ({"max_model_len": 512}, "with 512 tokens a request"),
+        ({"root": None}, ""),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["vllm_server", "sglang"])
+def test_what_is_served_is_told_without_where_it_lies(
+    kind: str, card: dict[str, Any], told: str
+) -> None:
+    dialect = dialects()[kind]
+    assert dialect.model(["", json.dumps({"data": [{"id": "m", **card}]})]) == told
+    assert dialect.model(["", ""]) == ""
+
+
 # configurations
 
 

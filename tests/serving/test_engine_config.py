@@ -18,6 +18,7 @@ from serving import (
     parse_engine_config,
 )
 from serving.config import cpu_dtype
+from serving.http_config import BatchKnobs, replica_name
 from serving.models import ModelShape
 from serving.vllm_config import (
     VllmBuild,
@@ -59,6 +60,53 @@ def test_every_field_of_every_kind_is_described() -> None:
 def test_wrong_values_are_named(data: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         parse_engine_config("main", data)
+
+
+URLS = ["http://a:8000", "https://b"]
+
+
+@pytest.mark.parametrize("kind", ["vllm_server", "sglang"])
+def test_several_urls_are_running_servers_with_an_even_share_each(kind: str) -> None:
+    data = {"kind": kind, "urls": URLS, "max_concurrent": 5}
+    config = parse_engine_config("main", data)
+    assert isinstance(config, BatchKnobs)
+    assert (config.is_launched, config.max_concurrent, config.batch_limit) == (False, 5, 3)
+    assert parse_engine_config("main", config.model_dump(exclude_none=True)) == config
+    one = config.at("https://b")
+    assert (one.url, one.urls, one.max_concurrent, one.batch_limit) == ("https://b", None, 3, 3)
+    single = parse_engine_config("main", {**data, "urls": URLS[:1]})
+    assert single.batch_limit == 5
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"url": "http://c"}, "url and urls: give one of them"),
+        ({"urls": []}, "at least 1 item"),
+        ({"urls": ["http://a", "http://A:80/"]}, "urls: a:80 stands there 2 times; name each"),
+        ({"urls": ["http://a", "a:80"]}, "it does not begin with http://"),
+        ({"urls": ["http://key@a"]}, "keys and parameters stand in no url: see api_key_env"),
+        ({"memory_fraction": 0.5}, "memory_fraction: is the server's own with url; leave it out"),
+        ({"kind": "llama_server"}, "urls\n  Extra inputs are not permitted"),
+    ],
+)
+def test_urls_that_cannot_be_meant_are_refused(data: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        parse_engine_config("main", {"kind": "vllm_server", "urls": URLS, **data})
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("http://a:8000", "a:8000"),
+        ("http://Host", "host:80"),
+        ("https://host", "host:443"),
+        ("http://[::1]:8000", "[::1]:8000"),
+        ("https://gate/one", "gate:443/one"),
+    ],
+)
+def test_a_replica_is_named_by_where_its_server_is(url: str, name: str) -> None:
+    assert replica_name(url) == name
 
 
 @pytest.mark.parametrize(

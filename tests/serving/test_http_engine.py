@@ -1447,6 +1447,18 @@ async def test_metrics_are_the_servers_own_text(stage: Stage) -> None:
     assert await engine.metrics() == ""
 
 
+async def test_a_page_that_is_not_to_be_looked_at_is_not(stage: Stage, ask: MakeRequest) -> None:
+    """A router answers with that of one of its servers."""
+    told = await stage.server("vllm_server")
+    told.pages["/metrics"] = vllm_page(3, 1000, 500)
+    engine = await stage.open("vllm_server", told.url, scrape=False, scrape_seconds=0.02)
+    await engine.generate(ask("vllm_server"))
+    seen = await newest(engine, lambda snapshot: snapshot.running == 0)
+    assert (seen.kv_usage, seen.preemptions) == (None, None)
+    assert await engine.metrics() == ""
+    assert "/metrics" not in [asked.path for asked in told.asked]
+
+
 @pytest.mark.parametrize("kind", ["openai", "vllm_server"])
 async def test_a_server_without_figures_tells_what_its_answers_told(
     kind: str, stage: Stage, ask: MakeRequest

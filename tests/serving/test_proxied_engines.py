@@ -10,13 +10,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 from aiohttp import web
 
 from agents import Fault
-from arena.store import read
+from arena.store import Records, read
 from serving import EngineUnavailable, Overloaded, Reply
 from serving.fake_model import FakeConfig, FakeDialect
 from serving.fake_server import Clock, FakeServer, WallClock
@@ -120,6 +120,11 @@ class Place:
         )
         return Counter(names)
 
+    @property
+    def games(self) -> set[str]:
+        """Matches of a run since the last start: without the moves that probe its players."""
+        return {match for match in self.matches if not match.startswith("probe-")}
+
 
 @dataclass(frozen=True, slots=True)
 class Front:
@@ -177,8 +182,8 @@ async def behind(
 
 
 @asynccontextmanager
-async def engine_at(url: str, kind: str, folder: Path) -> AsyncIterator[Subject]:
-    table = {"kind": kind, "url": url, "served_model": "fake", "max_concurrent": SLOTS}
+async def engine_at(url: str, kind: str, folder: Path, **knobs: Any) -> AsyncIterator[Subject]:
+    table = {"kind": kind, "url": url, "served_model": "fake", "max_concurrent": SLOTS, **knobs}
     async with open_engine(table, folder) as engine:
         yield Subject(engine, Tells())
 
@@ -343,29 +348,42 @@ move_period_seconds = 0
 """
 
 
+@asynccontextmanager
+async def run_beside(text: str, parent: Path) -> AsyncIterator[Path]:
+    """The folder of a run in a process of its own, which must end well."""
+    config, folder = parent / "run.toml", parent / "run"
+    config.write_text(text)
+    words = ("run", config, "--out", folder, "--view", "none", "--dashboard", "off")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "arena.cli", *map(str, words)), stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield folder
+        _, told = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 0, told.decode()
+
+
+def check_nobody_was_charged(records: Records) -> None:
+    """Every match was played to its end, and whatever went wrong was no player's."""
+    assert [row.termination for row in records.matches] == ["ply_cap"] * 8
+    faults = [Fault(attempt.fault) for attempt in records.attempts if attempt.fault]
+    assert all(fault.is_infrastructure for fault in faults)
+
+
 @pytest.mark.parametrize("proxy", COMMANDS)
 async def test_a_run_outlives_one_of_its_servers_and_costs_nobody_a_game(
     proxy: str, tmp_path: Path
 ) -> None:
-    async with behind(proxy, "vllm") as (url, one, two):
-        config, folder = tmp_path / "run.toml", tmp_path / "run"
-        config.write_text(RUN.format(url=url))
-        words = ("run", config, "--out", folder, "--view", "none", "--dashboard", "off")
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "arena.cli", *map(str, words)), stderr=asyncio.subprocess.PIPE
-        )
-        try:
-            await until(lambda: one.matches and two.matches, 30.0)
-            moved = set(one.matches)
-            await one.stop()
-            await until(lambda: moved & two.matches.keys(), 30.0)
-            await one.start()
-            _, told = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-        assert process.returncode == 0, told.decode()
-    records = read(folder)
-    assert [row.termination for row in records.matches] == ["ply_cap"] * 8
-    faults = [Fault(attempt.fault) for attempt in records.attempts if attempt.fault]
-    assert all(fault.is_infrastructure for fault in faults)
+    async with (
+        behind(proxy, "vllm") as (url, one, two),
+        run_beside(RUN.format(url=url), tmp_path) as folder,
+    ):
+        await until(lambda: one.games and two.games, 30.0)
+        moved = one.games
+        await one.stop()
+        await until(lambda: moved & two.games, 30.0)
+        await one.start()
+    check_nobody_was_charged(read(folder))
