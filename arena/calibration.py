@@ -288,6 +288,11 @@ class _Seen:
         if self.engine not in self.figures.config["engines"]:
             raise StoreError(f"--engine {self.engine}: run {records.run.id} has no such engine")
         self.config: dict[str, Any] = self.figures.config["engines"][self.engine]
+        if self.figures.engines[self.engine].replicas.known:
+            raise StoreError(
+                f"run {records.run.id}: engine {self.engine} is several replicas, which step side "
+                "by side; calibrate from a run on one"
+            )
 
     def answered(self) -> Iterator[AttemptRow]:
         """Its questions that were answered."""

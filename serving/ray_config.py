@@ -3,9 +3,17 @@
 import importlib.metadata
 import importlib.util
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from serving.config import EngineConfig, EngineConfigError, EngineKind, cpu_count
 from serving.models import check_model
@@ -16,13 +24,46 @@ from serving.vllm_engine import VLLM
 LOCAL = "local"
 """A cluster of this machine alone, started for the run."""
 
+CLUSTER_ADDRESSES = '"auto", "host:6379" or "ray://host:10001"'
+"""How one is written that runs already."""
+
 HOSTED: dict[str, EngineKind] = {"vllm": VLLM, "scripted": SCRIPTED}
 """Kinds that a replica can hold: the very ones that run without Ray."""
 
 RAY_FITS = (2, 60)
 """The release whose request router ours is made for; later ones of the same year may do."""
 
+DEFAULT_REPLICAS = 2
 MOST_REPLICAS = 4096
+
+MOST_PORT = 65_535
+
+
+def _is_table_of_a_hosted_kind(engine: object) -> object:
+    if isinstance(engine, EngineConfig):
+        return engine
+    if not isinstance(engine, Mapping):
+        raise ValueError('write a table of keys, such as {kind = "vllm"}')
+    if "kind" not in engine:
+        raise ValueError('kind: is missing; say for example kind = "vllm"')
+    kind = engine["kind"]
+    if not isinstance(kind, str) or kind not in HOSTED:
+        known = " or ".join(sorted(HOSTED))
+        raise ValueError(f"kind: a replica hosts no {kind!r}; use {known}")
+    return engine
+
+
+HostedConfig = Annotated[
+    Annotated[VllmConfig | ScriptedConfig, Field(discriminator="kind")],
+    BeforeValidator(_is_table_of_a_hosted_kind),
+]
+_HOSTED_CONFIG: TypeAdapter[VllmConfig | ScriptedConfig] = TypeAdapter(HostedConfig)
+
+
+def is_cluster_address(address: str) -> bool:
+    """Whether a cluster that runs already can have this address (`CLUSTER_ADDRESSES`)."""
+    found = re.fullmatch(r"(?:ray://)?[\w.-]+:(\d{1,5})", address)
+    return address == "auto" or (found is not None and int(found[1]) <= MOST_PORT)
 
 
 class RayConfig(EngineConfig):
@@ -46,7 +87,7 @@ class RayConfig(EngineConfig):
     }
 
     kind: Literal["ray"] = "ray"
-    engine: Annotated[VllmConfig | ScriptedConfig, Field(discriminator="kind")] = Field(
+    engine: HostedConfig = Field(
         description="What every replica hosts: a table like one of `engines`, of kind vllm or "
         "scripted. Its `max_concurrent` and `max_queued` are one replica's.",
     )
@@ -57,7 +98,7 @@ class RayConfig(EngineConfig):
         "does not belong to.",
     )
     replicas: int = Field(
-        default=2,
+        default=DEFAULT_REPLICAS,
         ge=1,
         le=MOST_REPLICAS,
         strict=True,
@@ -102,25 +143,25 @@ class RayConfig(EngineConfig):
     @classmethod
     def _sizes_follow_the_replicas(cls, data: Any) -> Any:
         """What is not said of all replicas together is what they are together."""
-        if not isinstance(data, dict) or not isinstance(engine := data.get("engine"), dict):
+        if not isinstance(data, dict):
             return data
-        count = data.get("max_replicas", data.get("replicas", cls.model_fields["replicas"].default))
-        sizes = {"context_tokens": _said(engine, "context_tokens")}
-        for knob in ("max_concurrent", "max_queued"):
-            own = _said(engine, knob)
-            if isinstance(own, int) and isinstance(count, int):
-                sizes[knob] = own * count
-        return {**sizes, **data}
+        try:
+            engine = _HOSTED_CONFIG.validate_python(data.get("engine"))
+        except ValidationError:
+            return data  # told below, where it stands
+        count = data.get("max_replicas") or data.get("replicas", DEFAULT_REPLICAS)
+        sizes = {"context_tokens": engine.context_tokens}
+        if isinstance(count, int) and count > 0:
+            sizes["max_concurrent"] = engine.max_concurrent * count
+            sizes["max_queued"] = engine.max_queued * count
+        return {**sizes, **data, "engine": engine}
 
     @field_validator("address")
     @classmethod
     def _is_address(cls, address: str) -> str:
-        if address in (LOCAL, "auto"):
-            return address
-        if not re.fullmatch(r"(ray://)?[\w.-]+:\d{1,5}", address):
+        if address != LOCAL and not is_cluster_address(address):
             raise ValueError(
-                'write "local", "auto", "host:6379" or "ray://host:10001"; keys and paths stand '
-                "in no address"
+                f'write "{LOCAL}", {CLUSTER_ADDRESSES}; keys and paths stand in no address'
             )
         return address
 
@@ -167,10 +208,6 @@ class RayConfig(EngineConfig):
         return float(self.engine.tensor_parallel)
 
 
-def _said(engine: dict[str, Any], knob: str) -> Any:
-    return engine.get(knob, EngineConfig.model_fields[knob].default)
-
-
 def check_ray(config: RayConfig) -> None:
     """Raises EngineConfigError for all that can be known before a start."""
     version = installed_ray()
@@ -178,7 +215,7 @@ def check_ray(config: RayConfig) -> None:
         raise EngineConfigError(
             'kind = "ray" needs Ray, which is not installed: pip install "boardfleet[ray]"'
         )
-    if _release(version) < RAY_FITS:
+    if not has_router(version):
         wanted = ".".join(map(str, RAY_FITS))
         raise EngineConfigError(
             f"Ray {version} is installed, and its request router came with {wanted}: pip install "
@@ -214,5 +251,6 @@ def installed_ray() -> str | None:
         return None
 
 
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+def has_router(version: str) -> bool:
+    """Whether that release of Ray has the request router that ours is made for."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= RAY_FITS

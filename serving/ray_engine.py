@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from copy import copy
 from dataclasses import asdict
+from typing import Any
 
 import structlog
 
@@ -55,7 +56,7 @@ _LEAST_LOOK_S = 0.25
 _LOOKS_PER_S = 200
 """At all replicas together, at most."""
 _MORE_ASKED = 64
-"""Looks, and what Ray counts before it hears of an end."""
+"""Calls that tell, hear, prime and reset, and what Ray counts before it hears of an end."""
 _RESET_S = 10.0
 _PRIME_S = 600.0
 _CLOSE_S = 35.0
@@ -102,10 +103,11 @@ class RayEngine:
         self._replicas: frozenset[str] = frozenset()
         self._has_replicas = asyncio.Event()
         """Set while requests need not wait for a replica, or there will be none again."""
-        self._lost = 0
-        self._restarts: dict[str, int] = {}
-        """Of the engine in each replica."""
-        self._nodes: dict[str, str] = {}
+        self._known: frozenset[str] = frozenset()
+        """Every replica that there was; of a local cluster since its host was started."""
+        self._replaced = 0
+        self._looks: dict[str, Look] = {}
+        """The last at each replica, without its snapshots; of those that ended too."""
         self._left_alone: asyncio.TimerHandle | None = None
         self._is_deleted = asyncio.Event()
         self._unread: deque[EngineSnapshot] = deque(maxlen=_SNAPSHOTS_KEPT)
@@ -134,8 +136,10 @@ class RayEngine:
 
     @property
     def restarts(self) -> int:
-        """Of the host, of engines inside replicas, and replicas that ended."""
-        return self._keeper.restarts + sum(self._restarts.values()) + self._lost
+        """Of the host, of engines inside replicas, and of replicas that another took the place of;
+        what Ray adds and takes away by itself counts as none."""
+        inside = sum(look.restarts for look in self._looks.values())
+        return self._keeper.restarts + inside + self._replaced
 
     @property
     def is_ready(self) -> bool:
@@ -144,7 +148,8 @@ class RayEngine:
     @property
     def nodes(self) -> dict[str, str]:
         """Where each replica runs: its machine's address in the cluster."""
-        return {replica: self._nodes.get(replica, "") for replica in sorted(self._replicas)}
+        looks = ((replica, self._looks.get(replica)) for replica in sorted(self._replicas))
+        return {replica: look.node if look else "" for replica, look in looks}
 
     @property
     def pgid(self) -> int | None:
@@ -202,18 +207,22 @@ class RayEngine:
         """End the replicas and the host; of a local cluster all of it."""
         host = self._keeper.live
         if host is not None and not self._config.is_local:
-            host.link.send("close")
-            try:
-                async with asyncio.timeout(_CLOSE_S):
-                    await self._is_deleted.wait()
-            except TimeoutError:
-                log.warning("engine.not_deleted", engine=self.name, app=self._app)
-        if self._left_alone is not None:
-            self._left_alone.cancel()
+            await self._delete(host)
+        self._expect_replicas()
         await self._keeper.close()
         self._has_replicas.set()
         self._is_closed = True
         self._is_told.set()
+
+    async def _delete(self, host: HostProcess) -> None:
+        """Give the cluster back what was deployed; what stays ends with its lease."""
+        host.link.send("close")
+        deleted = asyncio.create_task(self._is_deleted.wait())
+        either: set[asyncio.Future[Any]] = {deleted, host.link.failed}
+        await asyncio.wait(either, timeout=_CLOSE_S, return_when=asyncio.FIRST_COMPLETED)
+        deleted.cancel()
+        if not self._is_deleted.is_set():
+            log.warning("engine.not_deleted", engine=self.name, app=self._app)
 
     async def _serving_host(self) -> HostProcess:
         while True:
@@ -238,11 +247,16 @@ class RayEngine:
 
     def _plan_start(self) -> HostStart:
         config, settings = self._config, self._settings
+        look_seconds = max(_LEAST_LOOK_S, config.most_replicas / _LOOKS_PER_S)
         plan = ReplicaPlan(
             name=self.name,
-            engine=config.engine.model_dump(mode="json", exclude_unset=True),
+            engine={
+                "kind": config.engine.kind,
+                **config.engine.model_dump(mode="json", exclude_unset=True),
+            },
             stall_seconds=settings.stall_seconds,
             restart_limit=settings.restart_limit,
+            look_seconds=look_seconds,
             lease_seconds=None if config.is_local else config.lease_seconds,
         )
         start = RayStart(
@@ -254,8 +268,7 @@ class RayEngine:
             gpus=config.gpus,
             batch_limit=config.batch_limit,
             most_asked=config.engine.max_concurrent + config.engine.max_queued + _MORE_ASKED,
-            look_s=max(_LEAST_LOOK_S, config.most_replicas / _LOOKS_PER_S),
-            silent_s=settings.stall_seconds,
+            silent_s=settings.stall_seconds + look_seconds,
             plan=asdict(plan),
         )
         return HostStart(
@@ -309,8 +322,7 @@ class RayEngine:
 
     def _keep(self, look: Look) -> None:
         now = time.monotonic()
-        self._restarts[look.replica] = look.restarts
-        self._nodes[look.replica] = look.node
+        self._looks[look.replica] = look._replace(snapshots=())
         self._unread.extend(snapshot_of(one, look.replica, now) for one in look.snapshots)
         self._is_told.set()
 
@@ -326,30 +338,39 @@ class RayEngine:
                 new=sorted(new),
                 serving=len(replicas),
             )
+        known = self._known | replicas
         if self._config.max_replicas is None:
-            self._lost += len(gone)
+            self._replaced += max(0, len(known) - max(len(self._known), self._config.replicas))
+        self._known = known
         if replicas:
             self._has_replicas.set()
+            self._expect_replicas()
         else:
             self._has_replicas.clear()
-        self._mind_loneliness()
+            self._expect_replicas(self._config.start_seconds)
 
-    def _mind_loneliness(self) -> None:
-        """A host whose replicas do not come back is of no more use after a while."""
+    def _expect_replicas(self, limit_s: float | None = None) -> None:
+        """Until when there must be one again; None: there is, or nobody waits for one."""
         if self._left_alone is not None:
             self._left_alone.cancel()
             self._left_alone = None
-        host = self._keeper.live
-        if host is not None and not self._replicas:
-            limit_s = self._config.start_seconds
-            error = EngineDead(f"engine {self.name}: no replica came back in {limit_s:g} s")
+        if limit_s is not None:
             loop = asyncio.get_running_loop()
-            self._left_alone = loop.call_later(limit_s, host.link.fail, error)
+            self._left_alone = loop.call_later(limit_s, self._end_alone, limit_s)
+
+    def _end_alone(self, limit_s: float) -> None:
+        """A host whose replicas do not come back is of no more use."""
+        if (host := self._keeper.live) is not None:
+            why = f"engine {self.name}: no replica came back in {limit_s:g} s"
+            host.link.fail(EngineDead(why))
 
     def _fail_all(self, error: EngineError) -> None:
         """The host is of no more use, now or for good."""
         self._replicas = frozenset()
+        if self._config.is_local:
+            self._known = frozenset()
         self._has_replicas.clear()
+        self._expect_replicas()
         if isinstance(error, EngineDead) and error.final:
             self._has_replicas.set()
         for pending in list(self._pending.values()):

@@ -19,10 +19,11 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import asyncio
 import math
 import re
+import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -30,17 +31,18 @@ from typing import Any
 import ray
 from ray import serve
 from ray.exceptions import RayActorError
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
-from ray.serve.exceptions import BackPressureError
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.schema import ApplicationStatus
 
 from serving import ray_presence
 from serving.affinity import Affinity
-from serving.engine import EngineDead, EngineStalled, EngineUnavailable, Overloaded
+from serving.engine import EngineDead, EngineStalled, EngineUnavailable
 from serving.host_wire import LONGEST_LINE, decode, encode
 from serving.ray_config import LOCAL
+from serving.ray_line import ReplicaLine, one_line
 from serving.ray_replica import deployment
 from serving.ray_router import ROUTER_PATH
+from serving.ray_scaling import POLICY_PATH
 from serving.ray_wire import Fields, Look, RayStart, ReplicaPlan
 
 _OBJECT_STORE_BYTES = 128 << 20
@@ -56,19 +58,17 @@ _DELETE_S = 30.0
 _SHUTDOWN_S = 10.0
 _HEALTH_PERIOD_S = 5.0
 _CONSTRUCTOR_TRIES = 2
-_BUSY_SHARE = 0.75
-"""Of a replica's batch: with more in flight on average, Ray adds one."""
+_CLUSTER_PERIOD_S = 5.0
+_CLUSTER_ANSWER_S = 20.0
 _ENGINE_SAYS = re.compile(r"ReplicaError: (.+)")
 
 
 @dataclass(eq=False, slots=True)
 class _Ask:
-    """A question on its way to a replica and back."""
+    """A question that its replica has not answered yet."""
 
-    number: int
     match_id: str
     replica: str
-    task: "asyncio.Task[None]"
 
 
 class Host:
@@ -78,14 +78,14 @@ class Host:
         self._start = start
         self._handle = handle
         self._writer = writer
+        self._name = secrets.token_hex(4)
         self._loop = asyncio.get_running_loop()
         self._outbox: list[Any] = []
         self._affinity = Affinity()
-        self._present: frozenset[str] = frozenset()
-        """Replicas that Ray runs."""
-        self._frozen: frozenset[str] = frozenset()
-        """Those among them that answer no look."""
-        self._looking: dict[str, asyncio.Task[None]] = {}
+        self._lines: dict[str, ReplicaLine] = {}
+        """To every replica that Ray runs."""
+        self._absent: frozenset[str] = frozenset()
+        """Those among them that tell nothing, or whose engine is being started again."""
         self._asks: dict[int, _Ask] = {}
         self._errands: set[asyncio.Task[None]] = set()
         self._complete = asyncio.Event()
@@ -97,6 +97,7 @@ class Host:
         # Ray makes the router, which is told of the replicas, for the first question
         version = str(await self._handle.options(method_name="version").remote())
         await self._complete.wait()
+        self._run(self._watch_cluster())
         return version
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
@@ -120,8 +121,9 @@ class Host:
         if tag == "ask":
             self._ask(*fields)
         elif tag == "abort":
-            if (ask := self._asks.get(fields[0])) is not None:
-                ask.task.cancel()
+            (number,) = fields
+            if (ask := self._ended(number)) is not None and ask.replica in self._lines:
+                self._lines[ask.replica].say("abort", number)
         elif tag in ("prime", "reset"):
             number, *arguments = fields
             self._run(self._everywhere(number, tag, arguments))
@@ -135,37 +137,99 @@ class Host:
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
 
+    # questions
+
     def _ask(self, number: int, match_id: str, request: Fields) -> None:
         replica = self._affinity.begin(match_id, time.monotonic())
         if replica is None:
             self.send("error", number, EngineDead.kind, "no replica is running")
             return
-        task = self._loop.create_task(self._answer(number, replica, request))
-        self._asks[number] = _Ask(number, match_id, replica, task)
-        task.add_done_callback(lambda _: self._ended(number))
+        self._asks[number] = _Ask(match_id, replica)
+        self._lines[replica].say("ask", number, request)
 
-    def _ended(self, number: int) -> None:
-        ask = self._asks.pop(number)
-        self._affinity.end(ask.match_id, time.monotonic())
+    def _ended(self, number: int) -> _Ask | None:
+        """The question, now that nobody waits for an answer; None where nobody did."""
+        ask = self._asks.pop(number, None)
+        if ask is not None:
+            self._affinity.end(ask.match_id, time.monotonic())
+        return ask
 
-    async def _answer(self, number: int, replica: str, request: Fields) -> None:
-        try:
-            reply, failure = await self._call(replica, "ask", request)
-        except BackPressureError:
-            self.send("error", number, Overloaded.kind, f"replica {replica} takes no more")
-        except RayActorError as error:
-            why = f"replica {replica} ended: {one_line(error)}"
-            self.send("error", number, EngineDead.kind, why)
-        # whatever Ray raises for one request, the arena must hear of each
-        except Exception as error:  # noqa: BLE001
-            why = f"replica {replica}: {one_line(error)}"
-            self.send("error", number, EngineUnavailable.kind, why)
+    def _answered(self, number: int, reply: Fields | None, failure: Fields | None) -> None:
+        if (ask := self._ended(number)) is None:
+            return
+        if failure is None:
+            self.send("reply", number, ask.replica, reply)
         else:
-            if failure is None:
-                self.send("reply", number, replica, reply)
-            else:
-                kind, why = failure
-                self.send("error", number, kind, f"replica {replica}: {why}")
+            kind, why = failure
+            self.send("error", number, kind, f"replica {ask.replica}: {why}")
+
+    def _fail(self, numbers: Iterable[int], kind: str, why: str) -> None:
+        """Questions that will not be answered: their matches ask again."""
+        for number in list(numbers):
+            if self._ended(number) is not None:
+                self.send("error", number, kind, why)
+
+    def _at(self, replica: str) -> list[int]:
+        return [number for number, ask in self._asks.items() if ask.replica == replica]
+
+    # replicas
+
+    def _heard_of(self, replicas: frozenset[str]) -> None:
+        """Ray's word of all replicas that there are; comes from its own thread."""
+        self._loop.call_soon_threadsafe(self._see, replicas)
+
+    def _see(self, replicas: frozenset[str]) -> None:
+        for replica in self._lines.keys() - replicas:
+            self._lines.pop(replica).close()
+            self._absent -= {replica}
+            self._fail(self._at(replica), EngineDead.kind, f"replica {replica} ended")
+        for replica in sorted(replicas - self._lines.keys()):
+            self._lines[replica] = self._line(replica)
+        if len(replicas) >= self._start.replicas:
+            self._complete.set()
+        self._tell()
+
+    def _line(self, replica: str) -> ReplicaLine:
+        async def call(method: str, *arguments: Any) -> Any:
+            return await self._call(replica, method, *arguments)
+
+        def looked(look: Look) -> None:
+            self._set_absent(replica, not look.is_ready)
+            self.send("look", *look)
+
+        def silent() -> None:
+            self._set_absent(replica, True)
+            why = f"replica {replica} told nothing for {self._start.silent_s:g} s"
+            self._fail(self._at(replica), EngineStalled.kind, why)
+
+        def failed(numbers: list[int], error: BaseException) -> None:
+            ended = isinstance(error, RayActorError)
+            kind = EngineDead.kind if ended else EngineUnavailable.kind
+            self._fail(numbers, kind, f"replica {replica}: {one_line(error)}")
+
+        return ReplicaLine(
+            replica,
+            call,
+            self._name,
+            silent_s=self._start.silent_s,
+            answered=self._answered,
+            looked=looked,
+            silent=silent,
+            failed=failed,
+        )
+
+    @property
+    def _serving(self) -> frozenset[str]:
+        return frozenset(self._lines) - self._absent
+
+    def _set_absent(self, replica: str, is_absent: bool) -> None:
+        if is_absent != (replica in self._absent):
+            self._absent ^= {replica}
+            self._tell()
+
+    def _tell(self) -> None:
+        self._affinity.update(self._serving)
+        self.send("replicas", sorted(self._serving))
 
     async def _call(self, replica: str, method: str, *arguments: Any) -> Any:
         """What one replica answers; cancelling passes on to it."""
@@ -175,6 +239,8 @@ class Host:
         except asyncio.CancelledError:
             response.cancel()
             raise
+
+    # all of them
 
     async def _everywhere(self, number: int, method: str, arguments: Fields) -> None:
         calls = (self._call(replica, method, *arguments) for replica in self._serving)
@@ -191,71 +257,18 @@ class Host:
                 await asyncio.to_thread(serve.delete, self._start.app)
         self.send("closed")
 
-    @property
-    def _serving(self) -> frozenset[str]:
-        return self._present - self._frozen
-
-    def _heard_of(self, replicas: frozenset[str]) -> None:
-        """Ray's word of all replicas that there are; comes from its own thread."""
-        self._loop.call_soon_threadsafe(self._see, replicas)
-
-    def _see(self, replicas: frozenset[str]) -> None:
-        gone = self._present - replicas
-        new = replicas - self._present
-        self._present = replicas
-        self._frozen -= gone
-        for replica in gone:
-            self._looking.pop(replica).cancel()
-            self._drop(replica, EngineDead.kind, f"replica {replica} ended")
-        for replica in sorted(new):
-            self._looking[replica] = self._loop.create_task(self._look_at(replica))
-        if len(replicas) >= self._start.replicas:
-            self._complete.set()
-        self._tell()
-
-    def _set_frozen(self, replica: str, is_frozen: bool) -> None:
-        if is_frozen == (replica in self._frozen):
-            return
-        self._frozen ^= {replica}
-        if is_frozen:
-            silent = f"replica {replica} does not answer for {self._start.silent_s:g} s"
-            self._drop(replica, EngineStalled.kind, silent)
-        self._tell()
-
-    def _tell(self) -> None:
-        self._affinity.update(self._serving)
-        self.send("replicas", sorted(self._serving))
-
-    def _drop(self, replica: str, kind: str, why: str) -> None:
-        """Questions to it will not be answered: their matches ask another."""
-        for ask in list(self._asks.values()):
-            if ask.replica == replica:
-                self.send("error", ask.number, kind, why)
-                ask.task.cancel()
-
-    async def _look_at(self, replica: str) -> None:
-        """Until it is gone."""
+    async def _watch_cluster(self) -> None:
+        """A cluster whose head is gone says nothing of it; who asks it waits for ever."""
         while True:
-            looking = self._loop.create_task(self._call(replica, "look"))
+            await asyncio.sleep(_CLUSTER_PERIOD_S)
+            if self._serving:
+                continue
             try:
-                await asyncio.wait({looking}, timeout=self._start.silent_s)
-                self._set_frozen(replica, not looking.done())
-                look = Look(*await looking)
-                self._set_frozen(replica, False)
-                self.send("look", *look)
-            except asyncio.CancelledError:
-                looking.cancel()
-                raise
-            # a replica that ends says so in many ways; Ray's word of its end comes by itself
+                async with asyncio.timeout(_CLUSTER_ANSWER_S):
+                    await asyncio.to_thread(serve.status)
+            # whatever Ray raises, it is of no more use to this process
             except Exception as error:  # noqa: BLE001
-                sys.stderr.write(f"replica {replica} was not seen: {one_line(error)}\n")
-            await asyncio.sleep(self._start.look_s)
-
-
-def one_line(error: BaseException) -> str:
-    """The error's text, of many lines the first."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+                self.send("dead", f"the cluster does not answer: {one_line(error)}")
 
 
 def connect(start: RayStart) -> None:
@@ -277,6 +290,7 @@ def _start_cluster(start: RayStart) -> None:
         num_cpus=max(os.cpu_count() or 1, wanted),
         include_dashboard=False,
         log_to_driver=False,
+        _node_ip_address="127.0.0.1",
         object_store_memory=_OBJECT_STORE_BYTES,
         _temp_dir=scratch if len(scratch) <= _LONGEST_TEMP_DIR else None,
     )
@@ -320,7 +334,9 @@ def deploy(start: RayStart) -> Any:
             min_replicas=start.replicas,
             initial_replicas=start.replicas,
             max_replicas=start.max_replicas,
-            target_ongoing_requests=start.batch_limit * _BUSY_SHARE,
+            policy=AutoscalingPolicy(  # type: ignore[no-untyped-call]
+                policy_function=POLICY_PATH, policy_kwargs={"batch_limit": start.batch_limit}
+            ),
         )
     application = deployment(options, ReplicaPlan(**start.plan))
     try:

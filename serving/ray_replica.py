@@ -8,6 +8,7 @@ import asyncio
 import tempfile
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from serving.engine import EngineDead, EngineError, EngineSnapshot
 from serving.limits import Limited
 from serving.process import SCRATCH_PREFIX
 from serving.ray_config import HOSTED
+from serving.ray_scaling import LOAD
 from serving.ray_wire import (
     Fields,
+    Heard,
     Look,
     ReplicaPlan,
     prompt_of,
@@ -42,8 +45,16 @@ class Replica:
         context = serve.get_replica_context()
         self._app, self._name = context.app_name, context.replica_id.unique_id
         self._node = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        self._lease_seconds = plan.lease_seconds
+        self._look_seconds = plan.look_seconds
         self._asked_at = time.monotonic()
+        self._host = ""
+        """Who asks."""
+        self._asked: dict[int, asyncio.Task[None]] = {}
+        """Questions under way, by the host's number."""
+        self._answers: list[Fields] = []
+        self._forgotten = 0
+        """Answers to this host before these, which it has."""
+        self._has_answer = asyncio.Event()
         self._dead: EngineDead | None = None
         self._unread: deque[EngineSnapshot] = deque(maxlen=_SNAPSHOTS_KEPT)
         self._engine = await self._opened(plan)
@@ -51,20 +62,35 @@ class Replica:
         if plan.lease_seconds is not None:
             self._tasks.append(asyncio.create_task(self._end_with_lease(plan.lease_seconds)))
 
-    async def ask(self, request: Fields) -> tuple[Fields | None, Fields | None]:
-        """The reply's fields and None, or None and the failure's kind and message."""
-        try:
-            return reply_fields(await self._engine.generate(request_of(request))), None
-        except EngineError as error:
-            return None, self._told(error)
+    async def tell(self, host: str, messages: list[Fields]) -> None:
+        """Begin to answer questions, or give them up."""
+        self._talk_to(host)
+        for tag, number, *fields in messages:
+            if tag == "ask":
+                task = asyncio.create_task(self._answer(number, *fields))
+                self._asked[number] = task
+            elif (task_or_none := self._asked.pop(number, None)) is not None:
+                task_or_none.cancel()
 
-    async def look(self) -> Look:
-        """How it is, and what its engine told since the last look; renews the lease."""
-        now = self._asked_at = time.monotonic()
-        snapshots = [snapshot_fields(snapshot, now) for snapshot in self._unread]
-        self._unread.clear()
-        engine = self._engine
-        return Look(self._name, engine.restarts, engine.is_ready, self._node, snapshots)
+    async def hear(self, host: str, last: int) -> Heard:
+        """Answers after the first `last`, as soon as there is one or after a while, and how the
+        replica is; renews the lease."""
+        self._talk_to(host)
+        self._asked_at = time.monotonic()
+        came = max(0, last - self._forgotten)
+        del self._answers[:came]
+        self._forgotten += came
+        if not self._answers:
+            self._has_answer.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._look_seconds):
+                    await self._has_answer.wait()
+        answers = list(self._answers)
+        return Heard(self._forgotten + len(answers), answers, list(self._look()))
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Ray Serve, for `by_load`."""
+        return {LOAD: float(len(self._asked))}
 
     async def prime(self, prompt: Fields) -> bool:
         """Compute a prompt ahead; False where the engine could not."""
@@ -88,10 +114,14 @@ class Replica:
         if self._dead is not None:
             raise self._dead
 
-    async def __del__(self) -> None:
-        for task in self._tasks:
+    async def close(self) -> None:
+        """End the engine."""
+        for task in (*self._tasks, *self._asked.values()):
             task.cancel()
         await self._engine.close()
+
+    __del__ = close
+    """So does Ray Serve call what it awaits when it ends a replica."""
 
     async def _opened(self, plan: ReplicaPlan) -> Limited:
         kind = HOSTED[plan.engine["kind"]]
@@ -105,6 +135,34 @@ class Replica:
         except (EngineConfigError, EngineDead) as error:
             raise ReplicaError(f"on {self._node}: {error}") from error
         return engine
+
+    def _talk_to(self, host: str) -> None:
+        """Whatever another host asked, nobody waits for any more."""
+        if host == self._host:
+            return
+        for task in self._asked.values():
+            task.cancel()
+        self._asked.clear()
+        self._answers.clear()
+        self._forgotten = 0
+        self._host = host
+
+    async def _answer(self, number: int, request: Fields) -> None:
+        reply = failure = None
+        try:
+            reply = reply_fields(await self._engine.generate(request_of(request)))
+        except EngineError as error:
+            failure = self._told(error)
+        self._asked.pop(number, None)
+        self._answers.append([number, reply, failure])
+        self._has_answer.set()
+
+    def _look(self) -> Look:
+        now = time.monotonic()
+        snapshots = [snapshot_fields(snapshot, now) for snapshot in self._unread]
+        self._unread.clear()
+        engine = self._engine
+        return Look(self._name, engine.restarts, engine.is_ready, self._node, snapshots)
 
     def _told(self, error: EngineError) -> Fields:
         if isinstance(error, EngineDead) and error.final:

@@ -11,7 +11,7 @@ are. Clocks differ between machines, so only durations cross: a time is told as 
     close  (deletes what was deployed)               replicas  names of those that serve
                                                      closed
 
-A replica answers `ask` with a pair: Reply fields and None, or None and [kind, message].
+Between host and replica the same fields go, by `ray_line`.
 """
 
 from collections.abc import Sequence
@@ -53,6 +53,18 @@ _ERRORS: dict[str, type[EngineError]] = {
 }
 
 
+class Heard(NamedTuple):
+    """What a replica says when it is asked."""
+
+    last: int
+    """Of all answers so far to this host, how many there were with the last of these."""
+    answers: Sequence[Fields]
+    """Not yet known to have come: [number, Reply fields, None] or [number, None, [kind, message]].
+    """
+    look: Fields
+    """`Look` fields."""
+
+
 class Look(NamedTuple):
     """One replica as it was when it was asked."""
 
@@ -79,10 +91,8 @@ class RayStart:
     gpus: float
     batch_limit: int
     most_asked: int
-    """Requests that Ray lets into a replica at once: more than ever come, for our own queues are
-    the ones that refuse."""
-    look_s: float
-    """Between looks at a replica."""
+    """Calls that Ray lets into a replica at once: more than ever come, for our own queues are the
+    ones that refuse."""
     silent_s: float
     """A replica that answers no look for so long is frozen: it is asked nothing until it does."""
     plan: dict[str, Any]
@@ -99,6 +109,8 @@ class ReplicaPlan:
     """The hosted engine's table."""
     stall_seconds: float
     restart_limit: int
+    look_seconds: float
+    """A replica that has nothing to say says so after so long."""
     lease_seconds: float | None
     """None: the cluster ends with the run."""
 

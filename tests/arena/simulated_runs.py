@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,20 @@ def play(
     stretch: float = 1.0,
     seed: int = 0,
     engine: Mapping[str, Any] | None = None,
+    replicas: Sequence[str] = (),
 ) -> Path:
     """A run in `folder`, of which every move took `stretch` times as long as the engine did.
 
-    `engine` is what else its config says of the engine, true or not.
+    `engine` is what else its config says of the engine, true or not. `replicas` are said, in turn,
+    to have made the steps.
     """
     work = Work(WORK.shapes, period, WORK.overhead_s, WORK.commit_s, seed)
     asked = Matches(work, parallel, total=matches, plies=plies)
     trace = run_continuous(asked, Server(slots, time))
     rows, moves = _moves(trace, work, stretch)
     steps = _steps(trace, time, source)
+    for number, row in enumerate(steps if replicas else ()):
+        steps[number] = row._replace(replica=replicas[number % len(replicas)])
     config = _config(name, parallel, plies, period, slots)
     config["engines"]["main"].update(engine or {})
     run = RunRow(f"{name}-{seed}", "2026-01-01T00:00:00Z", json.dumps(config), "d", "{}")

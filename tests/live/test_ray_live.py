@@ -1,0 +1,332 @@
+"""Replicas on real Ray: deaths of every part, and what each costs. Runs are driven by the command
+line and by signals, and hold the same dice as one on the engine alone that nobody disturbed."""
+
+import importlib.util
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from arena.store import Records, read
+from serving.process import group_members
+from tests.live.ray_cluster import LOOPBACK, RayCluster
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="Ray is not installed (ray extra)"
+    ),
+]
+
+SCRIPTED = """
+kind = "scripted"
+latency_seconds = 0.1
+max_concurrent = 16
+"""
+
+CONFIG = """
+name = "replicas"
+seed = 11
+[engines.main]
+{engine}
+[[agents]]
+name = "one"
+kind = "llm"
+engine = "main"
+[[agents]]
+name = "two"
+kind = "llm"
+engine = "main"
+temperature = 0.5
+[tournament]
+games = ["chess", "janggi"]
+pairs = {pairs}
+parallel_matches = 12
+max_plies = {max_plies}
+[pace]
+move_period_seconds = 0.0
+[faults]
+stall_seconds = 5.0
+"""
+
+NUM_KILLS = 20
+
+
+def ray_engine(address: str, replicas: int, lease_seconds: float = 20.0) -> str:
+    return f"""
+kind = "ray"
+address = "{address}"
+replicas = {replicas}
+lease_seconds = {lease_seconds}
+[engines.main.engine]
+{SCRIPTED}
+"""
+
+
+class Run:
+    """A run in a process of its own."""
+
+    def __init__(self, folder: Path, engine: str, *, pairs: int = 3, max_plies: int = 60) -> None:
+        folder.mkdir()
+        self.config = folder / "replicas.toml"
+        self.config.write_text(CONFIG.format(engine=engine, pairs=pairs, max_plies=max_plies))
+        self.folder = folder / "run"
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        self._arena("run", str(self.config), "--out", str(self.folder))
+
+    def resume(self) -> None:
+        self._arena("resume", str(self.folder))
+
+    def _arena(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "arena.cli", *arguments, "--view", "none"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **LOOPBACK},
+        )
+
+    def ended(self, limit_s: float = 300.0) -> tuple[int, str]:
+        """Exit code and stderr, once it has ended."""
+        assert self.process is not None
+        _, said = self.process.communicate(timeout=limit_s)
+        return self.process.returncode, said
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            with self.process:  # closes its pipe and waits for it
+                pass
+
+    @property
+    def records(self) -> Records:
+        return read(self.folder)
+
+    @property
+    def num_plies(self) -> int:
+        return len(self.records.plies) if (self.folder / "run.db").exists() else 0
+
+    @property
+    def host(self) -> int:
+        """The process that speaks to Ray; of a local cluster the session that all stand in."""
+        return int(json.loads((self.folder / "engine-main.pid").read_text())["pgid"])
+
+    def until(self, what: str, holds: Callable[[], bool], limit_s: float = 120.0) -> None:
+        """Wait for something that the run does by itself."""
+        assert self.process is not None
+        limit = time.monotonic() + limit_s
+        while not holds():
+            assert time.monotonic() < limit, f"waited {limit_s:g} s for {what}"
+            if self.process.poll() is not None:
+                pytest.fail(f"{what}: arena ended with {self.ended()}")
+            time.sleep(0.1)
+
+    def until_plies(self, more: int) -> None:
+        wanted = self.num_plies + more
+        self.until(f"{more} more plies", lambda: self.num_plies >= wanted)
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [json.loads(row.detail_json) for row in self.records.events if row.kind == kind]
+
+
+def replicas_in(session: int) -> list[psutil.Process]:
+    """Replicas that are up or coming up."""
+    found = []
+    for pid in group_members(session):
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if "ServeReplica" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def games_of(held: Records) -> dict[str, tuple[object, ...]]:
+    """Of every match its moves and its result."""
+    moves: dict[str, list[str]] = {}
+    for ply in held.plies:
+        moves.setdefault(ply.match_id, []).append(ply.move)
+    return {
+        row.id: (row.state, row.winner, row.termination, *moves[row.id]) for row in held.matches
+    }
+
+
+def homes_of(held: Records) -> dict[str, list[str]]:
+    """Of every match the replicas that answered it, one after another."""
+    homes: dict[str, list[str]] = {}
+    for attempt in sorted(held.attempts, key=lambda attempt: attempt.submitted or 0.0):
+        if attempt.replica is not None:
+            known = homes.setdefault(attempt.match_id, [])
+            if known[-1:] != [attempt.replica]:
+                known.append(attempt.replica)
+    return homes
+
+
+def assert_undisturbed(run: Run, calm: Records) -> None:
+    """As if nothing had happened: the same moves and results, and nobody was charged."""
+    assert games_of(run.records) == games_of(calm)
+    faults = {attempt.fault for attempt in run.records.attempts if attempt.fault}
+    assert faults <= {"engine_dead", "stalled", "transport", "overloaded", "cancelled"}
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Records]:
+    """Records of a run on one engine without Ray, by pairs and plies."""
+    made: dict[tuple[int, int], Records] = {}
+
+    def records(pairs: int, max_plies: int) -> Records:
+        if (pairs, max_plies) not in made:
+            folder = tmp_path_factory.mktemp("calm") / "one"
+            quick = SCRIPTED.replace("0.1", "0.0")
+            run = Run(folder, quick, pairs=pairs, max_plies=max_plies)
+            run.start()
+            code, said = run.ended()
+            assert code == 0, said
+            made[pairs, max_plies] = run.records
+        return made[pairs, max_plies]
+
+    return records
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with RayCluster(3) as started:
+        yield started
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    made: list[Run] = []
+
+    def make(engine: str, **sizes: int) -> Run:
+        made.append(Run(tmp_path / f"run-{len(made)}", engine, **sizes))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.kill()
+
+
+def test_a_replica_killed_and_one_frozen(
+    make_run: Callable[..., Run], calm: Callable[[int, int], Records]
+) -> None:
+    run = make_run(ray_engine("local", 3))
+    run.start()
+    run.until_plies(100)
+    session = run.host
+    killed, frozen, *_ = replicas_in(session)
+    killed.kill()
+    run.until("it to be missed", lambda: bool(run.events("match_suspended")))
+    run.until_plies(100)
+    frozen.send_signal(signal.SIGSTOP)
+    code, said = run.ended()
+    assert code == 0, said
+    assert_undisturbed(run, calm(3, 60))
+    assert group_members(session) == []
+    homes = homes_of(run.records)
+    assert len({home for visited in homes.values() for home in visited}) >= 4
+    stayed = [visited for visited in homes.values() if len(visited) == 1]
+    assert stayed, "matches of the third replica have no reason to move"
+
+
+def test_kill_9_of_the_host_and_then_of_the_arena(
+    make_run: Callable[..., Run], calm: Callable[[int, int], Records]
+) -> None:
+    run = make_run(ray_engine("local", 2))
+    run.start()
+    run.until_plies(50)
+    first = run.host
+    os.kill(first, signal.SIGKILL)
+    run.until_plies(50)
+    assert run.host != first
+    assert group_members(first) == []
+    second = run.host
+    run.kill()
+    limit = time.monotonic() + 10
+    while group_members(second) and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert group_members(second) == []
+    run.resume()
+    code, said = run.ended()
+    assert code == 0, said
+    assert_undisturbed(run, calm(3, 60))
+
+
+def test_twenty_replicas_or_nodes_killed_at_random(
+    cluster: RayCluster, make_run: Callable[..., Run], calm: Callable[[int, int], Records]
+) -> None:
+    run = make_run(ray_engine(cluster.address, 3), pairs=12, max_plies=100)
+    run.start()
+    run.until_plies(50)
+    dice = random.Random(20)
+    for _ in range(NUM_KILLS):
+        if dice.random() < 0.25:
+            cluster.tell("remove")
+            cluster.tell("add")
+        else:
+            run.until("a replica to kill", lambda: bool(replicas_in(cluster.session)))
+            dice.choice(replicas_in(cluster.session)).kill()
+        run.until_plies(dice.randrange(20, 150))
+    code, said = run.ended()
+    assert code == 0, said
+    assert_undisturbed(run, calm(12, 100))
+
+
+def test_an_arena_killed_leaves_its_replicas_to_the_next_or_to_nobody(
+    cluster: RayCluster, make_run: Callable[..., Run], calm: Callable[[int, int], Records]
+) -> None:
+    run = make_run(ray_engine(cluster.address, 2))
+    run.start()
+    run.until_plies(50)
+    before = {process.pid for process in replicas_in(cluster.session)}
+    run.kill()
+    run.resume()
+    run.until_plies(50)
+    assert {process.pid for process in replicas_in(cluster.session)} == before
+    run.kill()
+    limit = time.monotonic() + 60
+    while replicas_in(cluster.session):
+        assert time.monotonic() < limit, "replicas outlive their lease"
+        time.sleep(0.5)
+    run.resume()
+    code, said = run.ended()
+    assert code == 0, said
+    assert_undisturbed(run, calm(3, 60))
+    assert not replicas_in(cluster.session)
+
+
+def test_a_cluster_that_the_arena_does_not_belong_to(
+    cluster: RayCluster, make_run: Callable[..., Run], calm: Callable[[int, int], Records]
+) -> None:
+    run = make_run(ray_engine(cluster.client_address, 2))
+    run.start()
+    run.until_plies(50)
+    replicas_in(cluster.session)[0].kill()
+    code, said = run.ended()
+    assert code == 0, said
+    assert_undisturbed(run, calm(3, 60))
+    assert not replicas_in(cluster.session)
+
+
+def test_a_head_that_dies_with_its_cluster_and_comes_back(
+    cluster: RayCluster, make_run: Callable[..., Run], calm: Callable[[int, int], Records]
+) -> None:
+    run = make_run(ray_engine(cluster.address, 2))
+    run.start()
+    run.until_plies(50)
+    cluster.tell("restart")
+    code, said = run.ended()
+    assert code == 0, said
+    assert_undisturbed(run, calm(3, 60))
