@@ -44,9 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _doctor(parsed: argparse.Namespace) -> int:
-    from arena import doctor
+    from arena import doctor, doctor_nodes
+    from serving import EngineConfigError
 
-    checks = doctor.run_checks(probe=parsed.probe)
+    try:
+        nodes = () if parsed.ray is None else doctor_nodes.check_nodes(parsed.ray)
+    except EngineConfigError as error:
+        print(f"arena: --ray: {error}", file=sys.stderr)
+        return USAGE
+    checks = (*doctor.run_checks(probe=parsed.probe), *nodes)
     if parsed.json:
         print(doctor.render_json(checks))
     else:
@@ -385,6 +391,31 @@ def _add_bench(commands: Any) -> None:
     _add_bench_admission(kinds)
     _add_bench_forecast(kinds)
     _add_bench_shape(kinds)
+    _add_bench_replicas(kinds)
+
+
+def _add_bench_replicas(kinds: Any) -> None:
+    kind = kinds.add_parser(
+        "replicas",
+        help="how throughput grows with replicas on Ray, and what the way to them costs: exit code "
+        "1 under 90 %% of linear, or over 10 ms",
+    )
+    add = kind.add_argument
+    add("--replicas", type=_counts, default=(1, 2, 4, 8), metavar="N,N", help="default: 1,2,4,8")
+    add("--matches-per-replica", type=int, default=8, metavar="N", help="at once; default: 8")
+    add("--latency", type=float, default=0.5, metavar="S", help="of an answer; default: 0.5")
+    add("--seconds", type=float, default=5.0, help="of one window; default: 5")
+    add("--repeats", type=int, default=3, help="windows of each run; default: 3")
+    add("--json", action="store_true", help="print one JSON object")
+    kind.set_defaults(command="bench_replicas")
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        message = f"{text!r} is no list such as 1,2,4,8"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def _add_bench_shape(kinds: Any) -> None:
@@ -432,6 +463,11 @@ def _add_others(commands: Any) -> None:
     check = commands.add_parser("doctor", help="what is wrong with this set-up, and the mend")
     check.add_argument("--json", action="store_true", help="print one JSON object")
     check.add_argument("--probe", action="store_true", help="import the engine too (half a minute)")
+    check.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="look at every machine of that Ray cluster too: auto, host:port, ray://host:port",
+    )
     check.set_defaults(command="doctor")
     about = commands.add_parser("config", help="the config reference").add_subparsers(
         required=True, metavar="WHAT"

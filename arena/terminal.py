@@ -26,7 +26,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from arena import plan_text, shapes_text, simulate_text, standings_text
+from arena import plan_text, replica_bench_text, shapes_text, simulate_text, standings_text
 from arena.compare_text import (
     CELL_HEADINGS,
     agreement_texts,
@@ -1110,6 +1110,13 @@ def print_shapes(result: Mapping[str, Any], out: TextIO) -> None:
         "Shapes": shapes_text.shape_lines(),
     }
     _print_tables(title, summary, shapes_text.tables(result), sections, out)
+
+
+def print_replicas(result: Mapping[str, Any], out: TextIO) -> None:
+    """A bench of replicas as tables and lines."""
+    title, summary = replica_bench_text.TITLE, replica_bench_text.summary_text(result)
+    sections = {"What it says": replica_bench_text.lines(result)}
+    _print_tables(title, summary, replica_bench_text.tables(result), sections, out)
 
 
 def _print_tables(

@@ -137,8 +137,9 @@ async def wait_until_ready(
     await asyncio.wait(either, timeout=start.limit_s, return_when=asyncio.FIRST_COMPLETED)
     if ready.done() and not failed.done():
         return ready.result()
+    said = last_error(await asyncio.to_thread(log_tail, start.files.log))
     if failed.done():
-        what = f"did not start: {last_error(await asyncio.to_thread(log_tail, start.files.log))}"
+        what = f"did not start: {said}"
     else:
-        what = f"was not ready after {start.limit_s:g} s"
+        what = f"was not ready after {start.limit_s:g} s: {said}"
     raise EngineDead(f"engine {start.name} {what} (log: {start.files.log})")

@@ -9,9 +9,11 @@ import asyncio
 import hashlib
 import itertools
 import json
+import os
 import re
 import socket
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -275,7 +277,7 @@ class RayEngine:
             name=self.name,
             log_dir=settings.log_dir,
             arguments=asdict(start),
-            environment={},
+            environment=_environment(config),
             warm_up_ids=(),
             limit_s=config.start_seconds,
             command=self.host_command,
@@ -378,6 +380,13 @@ class RayEngine:
         for errand in self._errands.values():
             if not errand.done():
                 errand.set_result(False)
+
+
+def _environment(config: RayConfig) -> dict[str, str]:
+    """Where Ray left the address of a cluster that runs: not in the host's own TMPDIR."""
+    if config.is_local or "RAY_TMPDIR" in os.environ:
+        return {}
+    return {"RAY_TMPDIR": tempfile.gettempdir()}
 
 
 RAY = EngineKind(RayConfig, check_ray, RayEngine)

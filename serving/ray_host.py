@@ -13,17 +13,13 @@ from serving.process import guard_group
 if __name__ == "__main__":
     # before ray is imported: that takes seconds, starts threads, and the arena may die meanwhile
     guard_group(int(sys.argv[2]), os.environ.get("TMPDIR"))
-# read when ray is imported: it would tell its makers
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-
 import asyncio
 import math
-import re
 import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -31,36 +27,23 @@ from typing import Any
 import ray
 from ray import serve
 from ray.exceptions import RayActorError
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
-from ray.serve.schema import ApplicationStatus
 
 from serving import ray_presence
 from serving.affinity import Affinity
 from serving.engine import EngineDead, EngineStalled, EngineUnavailable
 from serving.host_wire import LONGEST_LINE, decode, encode
+from serving.ray_cluster import join, start_here
 from serving.ray_config import LOCAL
-from serving.ray_line import ReplicaLine, one_line
-from serving.ray_replica import deployment
-from serving.ray_router import ROUTER_PATH
-from serving.ray_scaling import POLICY_PATH
-from serving.ray_wire import Fields, Look, RayStart, ReplicaPlan
+from serving.ray_deploy import deploy
+from serving.ray_line import ReplicaLine
+from serving.ray_wire import Fields, Look, RayStart, one_line
 
-_OBJECT_STORE_BYTES = 128 << 20
-"""Of a cluster of ours; values that cross are small."""
-_LONGEST_TEMP_DIR = 40
-"""Letters; Ray's sockets stand below it, and a socket's path has at most 107 on Linux."""
-_LOCAL_TRIES = 3
 _CONNECT_S = 30.0
 """A head that is started again is away for less."""
-_CONNECT_PAUSE_S = 1.0
 _EVERYWHERE_S = 600.0
 _DELETE_S = 30.0
-_SHUTDOWN_S = 10.0
-_HEALTH_PERIOD_S = 5.0
-_CONSTRUCTOR_TRIES = 2
 _CLUSTER_PERIOD_S = 5.0
 _CLUSTER_ANSWER_S = 20.0
-_ENGINE_SAYS = re.compile(r"ReplicaError: (.+)")
 
 
 @dataclass(eq=False, slots=True)
@@ -249,7 +232,7 @@ class Host:
                 done = await asyncio.gather(*calls, return_exceptions=True)
         except TimeoutError:
             done = [False]
-        self.send("done", number, all(one is True for one in done))
+        self.send("done", number, bool(done) and all(one is True for one in done))
 
     async def _delete(self) -> None:
         with suppress(Exception):  # a cluster that is gone holds nothing of ours
@@ -271,97 +254,16 @@ class Host:
                 self.send("dead", f"the cluster does not answer: {one_line(error)}")
 
 
-def connect(start: RayStart) -> None:
-    """Join the cluster, or start one of this machine; raises ConnectionError or RuntimeError."""
-    if start.address == LOCAL:
-        _try_again(lambda: _start_cluster(start), RuntimeError, tries=_LOCAL_TRIES)
-    else:
-        tries = round(_CONNECT_S / _CONNECT_PAUSE_S)
-        _try_again(
-            lambda: ray.init(start.address, log_to_driver=False), ConnectionError, tries=tries
-        )
-
-
-def _start_cluster(start: RayStart) -> None:
-    # on a busy machine Ray's own agent may come too late, and its raylet ends
-    wanted = math.ceil((start.max_replicas or start.replicas) * start.cpus)
-    scratch = os.environ.get("TMPDIR", "")
-    ray.init(
-        num_cpus=max(os.cpu_count() or 1, wanted),
-        include_dashboard=False,
-        log_to_driver=False,
-        _node_ip_address="127.0.0.1",
-        object_store_memory=_OBJECT_STORE_BYTES,
-        _temp_dir=scratch if len(scratch) <= _LONGEST_TEMP_DIR else None,
-    )
-
-
-def _try_again(work: Callable[[], object], expected: type[Exception], *, tries: int) -> None:
-    for attempt in range(tries):
-        try:
-            work()
-        except expected as error:
-            ray.shutdown()
-            if attempt + 1 == tries:
-                raise
-            sys.stderr.write(f"Ray is asked again: {one_line(error)}\n")
-            time.sleep(_CONNECT_PAUSE_S)
-        else:
-            return
-
-
-def deploy(start: RayStart) -> Any:
-    """The handle of the replicas: of those that run already under this name, else of new ones, all
-    of them ready; raises RuntimeError with the reason where they do not come up."""
-    serve.start(proxy_location="Disabled")
-    found = serve.status().applications.get(start.app)
-    if found is not None and found.status == ApplicationStatus.RUNNING:
-        return serve.get_app_handle(start.app)
-    router: Any = ROUTER_PATH
-    options: dict[str, Any] = {
-        "max_ongoing_requests": start.most_asked,
-        "ray_actor_options": {"num_cpus": start.cpus, "num_gpus": start.gpus},
-        "request_router_config": RequestRouterConfig(request_router_class=router),
-        "health_check_period_s": min(_HEALTH_PERIOD_S, start.silent_s),
-        "health_check_timeout_s": start.silent_s,
-        "graceful_shutdown_timeout_s": _SHUTDOWN_S,
-        "max_constructor_retry_count": _CONSTRUCTOR_TRIES,
-    }
-    if start.max_replicas is None:
-        options["num_replicas"] = start.replicas
-    else:
-        options["autoscaling_config"] = AutoscalingConfig(
-            min_replicas=start.replicas,
-            initial_replicas=start.replicas,
-            max_replicas=start.max_replicas,
-            policy=AutoscalingPolicy(  # type: ignore[no-untyped-call]
-                policy_function=POLICY_PATH, policy_kwargs={"batch_limit": start.batch_limit}
-            ),
-        )
-    application = deployment(options, ReplicaPlan(**start.plan))
-    try:
-        return serve.run(application, name=start.app, route_prefix=None)
-    except RuntimeError as error:
-        raise RuntimeError(_reason(start, error)) from error
-
-
-def _reason(start: RayStart, error: Exception) -> str:
-    """Why replicas do not come up: the engine's own word, where it stands in Ray's."""
-    found = serve.status().applications.get(start.app)
-    told = [str(error)]
-    if found is not None:
-        told += [found.message, *(one.message for one in found.deployments.values())]
-    engines = [match[1] for text in told for match in _ENGINE_SAYS.finditer(text)]
-    return engines[-1] if engines else one_line(error)
-
-
 async def main(descriptor: int) -> None:
     """Deploy as the arena's first line says, tell it, and serve."""
     channel = socket.socket(fileno=descriptor)
     reader, writer = await asyncio.open_connection(sock=channel, limit=LONGEST_LINE)
     (message,) = decode(await reader.readline())
     start = RayStart(**message[1])
-    connect(start)
+    if start.address == LOCAL:
+        start_here(max(os.cpu_count() or 1, math.ceil(start.most_replicas * start.cpus)))
+    else:
+        join(start.address, _CONNECT_S)
     host = Host(start, deploy(start), writer)
     version = await host.first_replicas()
     host.send("ready", f"{version}, ray {ray.__version__}")

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from serving.ray_wire import Fields, Heard, Look
+from serving.ray_wire import Fields, Heard, Look, one_line
 
 _PAUSE_S = 0.25
 """After a call that failed, until the next: Ray's word of a replica's end comes by itself."""
@@ -97,9 +97,3 @@ class ReplicaLine:
             for number, reply, failure in heard.answers:
                 self._answered(number, reply, failure)
             self._looked(Look(*heard.look))
-
-
-def one_line(error: BaseException) -> str:
-    """The error's text, of many lines the first."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

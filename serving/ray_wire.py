@@ -98,6 +98,10 @@ class RayStart:
     plan: dict[str, Any]
     """`ReplicaPlan` fields."""
 
+    @property
+    def most_replicas(self) -> int:
+        return self.max_replicas or self.replicas
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
@@ -222,3 +226,9 @@ def snapshot_of(fields: Fields, replica: str, now: float) -> EngineSnapshot:
     """The snapshot on the clock of `now`."""
     age_s, *told = fields
     return replace(EngineSnapshot(now - max(0.0, age_s), *told), replica=replica)
+
+
+def one_line(error: BaseException) -> str:
+    """The error's text, of many lines the first."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

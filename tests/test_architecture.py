@@ -35,7 +35,14 @@ HOMES = {
     "numpy": ("arena/pairwise.py", "arena/sprt.py", "arena/swiss.py", *FIELD),
     "opentelemetry": ("arena/tracing.py",),
     "prometheus_client": ("arena/metrics.py", "serving/vllm_host.py"),
-    "ray": ("serving/ray_host.py", "serving/ray_replica.py", "serving/ray_router.py"),
+    "ray": (
+        "serving/ray_cluster.py",
+        "serving/ray_deploy.py",
+        "serving/ray_host.py",
+        "serving/ray_nodes.py",
+        "serving/ray_replica.py",
+        "serving/ray_router.py",
+    ),
     "rich": ("arena/terminal.py",),
     "scipy": (
         "arena/pairwise.py",

@@ -347,6 +347,25 @@ def test_this_machine_is_read_quickly_and_without_heavy_imports() -> None:
     assert time.monotonic() - began < 20  # 1 s on an idle machine
 
 
+@pytest.mark.parametrize(
+    ("packages", "detail"),
+    [
+        ({}, "not installed; replicas need it: pip install 'boardfleet[ray]'"),
+        (
+            {"ray": "2.60.0"},
+            "2.60.0 without Ray Serve; replicas need that: pip install 'boardfleet[ray]'",
+        ),
+        (
+            {"ray": "2.9.3", "starlette": "1.0"},
+            "2.9.3; replicas need 2.60 or newer: pip install --upgrade 'boardfleet[ray]'",
+        ),
+        ({"ray": "2.60.0", "starlette": "1.0"}, "2.60.0"),
+    ],
+)
+def test_ray_is_told_and_is_no_failure(packages: dict[str, str], detail: str) -> None:
+    assert finding(with_packages(**packages), "ray") == Check("ray", True, detail)
+
+
 def test_missing_chess_engines_are_told_and_are_no_failure() -> None:
     engines = {"stockfish": "/usr/games/stockfish", "fairy-stockfish": None}
     environment = replace(HEALTHY, uci_engines=engines)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from serving.ray_line import ReplicaLine, one_line
+from serving.ray_line import ReplicaLine
 from serving.ray_scaling import ByLoad, wanted
-from serving.ray_wire import Fields, Heard, Look
+from serving.ray_wire import Fields, Heard, Look, one_line
 
 
 class Puppet:
