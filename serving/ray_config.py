@@ -198,6 +198,11 @@ class RayConfig(EngineConfig):
         return self.address == LOCAL
 
     @property
+    def is_outside(self) -> bool:
+        """Whether the arena's machine is none of the cluster's."""
+        return self.address.startswith("ray://")
+
+    @property
     def gpus(self) -> float:
         """That Ray sets aside for each replica."""
         if self.gpus_per_replica is not None:

@@ -383,10 +383,13 @@ class RayEngine:
 
 
 def _environment(config: RayConfig) -> dict[str, str]:
-    """Where Ray left the address of a cluster that runs: not in the host's own TMPDIR."""
-    if config.is_local or "RAY_TMPDIR" in os.environ:
-        return {}
-    return {"RAY_TMPDIR": tempfile.gettempdir()}
+    """Of the host, for Ray."""
+    # takes half of the processor time; one who is not of the cluster may not reach its machines
+    directly = {} if config.is_outside else {"RAY_SERVE_USE_GRPC_BY_DEFAULT": "1"}
+    if config.is_local:
+        return {**directly, "RAY_worker_niceness": "0"}
+    # where Ray left the address of a cluster that runs: not in the host's own TMPDIR
+    return {"RAY_TMPDIR": os.environ.get("RAY_TMPDIR", tempfile.gettempdir()), **directly}
 
 
 RAY = EngineKind(RayConfig, check_ray, RayEngine)
