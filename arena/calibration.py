@@ -204,11 +204,12 @@ def without_stalls(steps: Sequence[Step]) -> list[Step]:
 def settings_of(records: Records, engine: str) -> Settings:
     """What the run's config says; StoreError where it does not, or has no such engine."""
     with readable(records):
-        config = figures_of(records).config
+        figures = figures_of(records)
+    config = figures.config
     try:
         of, tournament = config["engines"][engine], config["tournament"]
         slots = _number("max_concurrent", of["max_concurrent"], 1, MOST_SLOTS)
-        step_tokens = of.get("max_batched_tokens")
+        step_tokens = figures.engines[engine].hosted.get("max_batched_tokens")
         plies = tournament.get("max_plies")
         if step_tokens is not None:
             step_tokens = int(_number("max_batched_tokens", step_tokens, slots, MOST_TOKENS))
@@ -290,8 +291,8 @@ class _Seen:
         self.config: dict[str, Any] = self.figures.config["engines"][self.engine]
         if self.figures.engines[self.engine].replicas.known:
             raise StoreError(
-                f"run {records.run.id}: engine {self.engine} is several replicas, which step side "
-                "by side; calibrate from a run on one"
+                f"run {records.run.id}: engine {self.engine} was several replicas, whose steps "
+                "overlap; calibrate from a run on one"
             )
 
     def answered(self) -> Iterator[AttemptRow]:

@@ -48,6 +48,7 @@ from serving.dialect import Command
 from serving.http_config import HttpEngineConfig
 from serving.models import packaged_gguf, shape_of
 from serving.openai_chat import ChatConfig
+from serving.ray_config import RayConfig
 from serving.vllm_config import engine_args, installed_build
 
 CONCURRENCIES = 1, 4, 16
@@ -470,6 +471,8 @@ def knobs_of(settings: EngineConfig) -> dict[str, Any]:
     None where an engine was left to its own choice or has no such knob, `AS_SERVED` where only who
     started a running server knows it.
     """
+    if isinstance(settings, RayConfig):
+        return _knobs_of_replicas(settings)
     common = {knob: getattr(settings, knob) for knob in EngineConfig.model_fields}
     said = settings.model_dump(mode="json", exclude_defaults=True)
     knobs = common | said | dict.fromkeys(sorted(_launched_elsewhere(settings)), figures.AS_SERVED)
@@ -479,6 +482,19 @@ def knobs_of(settings: EngineConfig) -> dict[str, Any]:
         "weights": _weights(settings),
         "dtype": _dtype(settings),
         "slots": getattr(settings, "slots", None),
+    }
+
+
+def _knobs_of_replicas(settings: RayConfig) -> dict[str, Any]:
+    """Those of the engine that computes, with what the replicas take together."""
+    together = {knob: getattr(settings, knob) for knob in ("max_concurrent", "max_queued")}
+    return {
+        **knobs_of(settings.engine),
+        **together,
+        "adaptive": settings.adaptive,
+        "slo_seconds": settings.slo_seconds if settings.adaptive else None,
+        "replicas": settings.replicas,
+        "max_replicas": settings.max_replicas,
     }
 
 

@@ -23,6 +23,14 @@ HARMLESS = (
     "engines.*.urls",
     "engines.*.api_key_env",
     "engines.*.scrape",
+    "engines.*.address",
+    "engines.*.replicas",
+    "engines.*.max_replicas",
+    "engines.*.gpus_per_replica",
+    "engines.*.cpus_per_replica",
+    "engines.*.lease_seconds",
+    "engines.*.engine.max_concurrent",
+    "engines.*.engine.max_queued",
     "slo.*",
 )
 """Keys that say how fast a run is played, where its engines are found, or what is in time; none has

@@ -16,7 +16,12 @@ from typing import Any
 from arena.doctor import REINSTALL, Check
 from serving.config import EngineConfigError
 from serving.process import kill_group, last_error
-from serving.ray_config import CLUSTER_ADDRESSES, installed_ray, is_cluster_address
+from serving.ray_config import (
+    CLUSTER_ADDRESSES,
+    installed_ray,
+    is_cluster_address,
+    token_environment,
+)
 
 LIMIT_S = 150.0
 """For the whole cluster; a machine that does not answer is told after 60."""
@@ -150,6 +155,7 @@ def _ask(address: str) -> Mapping[str, Any]:
                 errors="replace",
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
+                env={**os.environ, **token_environment()},
             )
         with process:
             try:

@@ -510,9 +510,9 @@ class Figures:
             assert match.last is not None
             self._settle(match, commit_ms(match.last, row, self._starts))
         times = MoveTimes(row, attempts)
-        if attempts and attempts[-1].engine is not None:
-            self.engines[attempts[-1].engine].replicas.add_move(attempts)
         agent = self._agent(match, row.side)
+        if attempts and attempts[-1].engine is not None:
+            self.engines[attempts[-1].engine].replicas.add_move(attempts, agent.key)
         agent.moves += 1
         agent.times["latency"].add(times.latency)
         if times.queue is not None:

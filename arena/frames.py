@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from arena.figures import IDLE_S, Figures, MatchFigures, label
+from arena.replicas import shortened
 from arena.report import result, unrated_matches
 from arena.verdicts import verdict_now, verdict_of_run
 from serving import SPANS_S, Bucket
@@ -60,7 +61,8 @@ class Overview:
             self.agents[key] = figures.agents[key].row()
         if whole or now - self._engines_at >= _ENGINES_EVERY_S:
             self._engines_at = now
-            self.engines = [engine.row() for engine in figures.engines.values()]
+            rows = (engine.row() for engine in figures.engines.values())
+            self.engines = [{**row, "replicas": shortened(row["replicas"])} for row in rows]
         if whole or now - self._judged_at >= _JUDGED_EVERY_S:
             self._judged_at = now
             self.verdict = verdict_now(figures, now)

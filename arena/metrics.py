@@ -331,7 +331,8 @@ DEFINITIONS = (
         "arena_replica_straggler",
         "gauge",
         _OF_REPLICA,
-        "1 while a replica's median move takes more than 1.5 times the other replicas', else 0.",
+        "1 while a replica answers whose median move takes more than 1.5 times the other "
+        "replicas', else 0.",
     ),
 )
 _BY_NAME = {definition.name: definition for definition in DEFINITIONS}
@@ -543,7 +544,8 @@ def _replicas(engine: EngineFigures) -> Iterator[Reading]:
         yield Reading("arena_replica_matches", labels, row["matches"])
         yield Reading("arena_replica_moves_total", labels, row["moves"])
         yield Reading("arena_replica_prefix_hit_ratio", labels, row["prefix_hit_rate"])
-        yield Reading("arena_replica_straggler", labels, int(row["is_straggler"]))
+        lags = row["is_straggler"] and not row["is_silent"]
+        yield Reading("arena_replica_straggler", labels, int(lags))
     for replica in engine.replicas.known:
         seconds = replica.engine_ms.sketch().total / 1000
         yield Reading("arena_replica_engine_seconds_total", (engine.name, replica.name), seconds)

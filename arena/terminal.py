@@ -37,6 +37,7 @@ from arena.compare_text import (
     summary_text,
     unequal_texts,
 )
+from arena.replicas import shortened
 from games.escaping import one_line, result_mark
 
 REFRESH_S = 0.25
@@ -164,7 +165,7 @@ def plain_line(frame: Frame) -> str:
         f"slow replica: {_cut(row['replica'], 40)}"
         for engine in frame["engines"]
         for row in _replica_rows(engine)
-        if row["is_straggler"]
+        if row["is_straggler"] and not row["is_silent"]
     ]
     if frame["verdict"] is not None:
         parts.append(f"saturated: {_verdict_name(frame['verdict'])}")
@@ -311,9 +312,10 @@ def _engine_lines(frame: Frame, width: int, limit: int) -> list[Text]:
 
 
 def _replica_rows(engine: Frame) -> Sequence[Frame]:
-    """Those of an engine that has several, stragglers first; of an arena of former times, none."""
+    """Those of an engine that has several, stragglers first and silent ones last; of an arena of
+    former times, none."""
     rows = (engine.get("replicas") or {}).get("rows", ())
-    return sorted(rows, key=lambda row: not row["is_straggler"])
+    return sorted(rows, key=lambda row: (row["is_silent"], not row["is_straggler"]))
 
 
 def _replica_lines(engine: Frame, width: int, limit: int) -> list[Text]:
@@ -323,8 +325,8 @@ def _replica_lines(engine: Frame, width: int, limit: int) -> list[Text]:
         return []
     shown = rows[: limit - 1]
     title = f"replicas of {_cut(engine['name'], max(width // 6, 4))}"
-    if len(shown) < len(rows):
-        title = f"{len(shown)} of {len(rows)} {title}"
+    if len(shown) < (count := engine["replicas"]["count"]):
+        title = f"{len(shown)} of {count} {title}"
     marks = max(len(_straggler_mark(row)) for row in shown)
     fitting = (width - width // 3 - marks) // _REPLICA_CELL
     headings = _REPLICA_HEADINGS[: max(fitting, 0)]
@@ -894,7 +896,7 @@ def _engine_table(engine: Mapping[str, Any]) -> Table:
 def _replicas_table(engine: Mapping[str, Any]) -> _Wide:
     """Without rows for an engine that has not several."""
     columns = ("replica", "matches", "share", "moves", "p50", "p95", "hits", "step", "faults", "")
-    told = engine["replicas"] or {"rows": ()}
+    told = shortened(engine["replicas"]) or {"rows": ()}
     rows = [
         (
             row["replica"],
@@ -918,11 +920,14 @@ def _replicas_note(told: Mapping[str, Any]) -> str:
     moved = told["matches_moved"]
     verb = "match was" if moved == 1 else "matches were"
     note = f"{moved or 'No'} {verb} answered by more than one replica."
+    if left_out := told["count"] - len(told["rows"]):
+        note = f"And {left_out} more, which --json and --csv tell. {note}"
     if not any(row["is_straggler"] for row in told["rows"]):
         return note
     return (
-        f"{note} SLOW: its p50 is more than {told['straggler_ratio']:g} times the median of the "
-        f"other replicas' p50s, each of {told['straggler_moves']} moves or more."
+        f"{note} SLOW: its p50 of like moves (of one agent at one game) is more than "
+        f"{told['straggler_ratio']:g} times the median of the other replicas', each of "
+        f"{told['straggler_moves']} moves or more."
     )
 
 

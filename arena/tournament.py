@@ -54,7 +54,8 @@ DENSE_SAMPLES = 20_000
 SPARSER = 10
 """The first 20,000 engine steps are stored one by one, of those up to 200,000 each 10th, of those
 up to 2,000,000 each 100th: a stored step stands for so many, and a long run's stay bounded. The
-steps of each replica are counted by themselves."""
+steps of each replica are counted by themselves, and replicas share these numbers, those that have
+ended too."""
 _METER_PERIOD_S = 1.0
 _LAST_SNAPSHOTS_S = 2.0
 """A user's own engine may not end its snapshots when it is closed."""
@@ -414,19 +415,34 @@ def _readiness(engine: Engine) -> Callable[[], bool]:
     return lambda: engine.is_ready
 
 
-class _Thinning:
-    """Which of the snapshots of an engine, or of one of its replicas, are stored."""
+class Thinning:
+    """Which snapshots of an engine are stored."""
 
     def __init__(self) -> None:
-        self._seen = 0
-        self._every = 1
+        self._replicas: defaultdict[str | None, _Thinned] = defaultdict(_Thinned)
 
-    def next(self) -> int:
-        """How many snapshots the next one stands for; 0: it is not stored."""
-        if self._seen == DENSE_SAMPLES * self._every:
-            self._every *= SPARSER
-        self._seen += 1
-        return self._every if self._seen % self._every == 0 else 0
+    def next(self, replica: str | None) -> int:
+        """How many snapshots of the replica the next one stands for; 0: it is not stored."""
+        thinned = self._replicas[replica]
+        dense = max(DENSE_SAMPLES // len(self._replicas), 1)
+        if thinned.seen >= dense * thinned.every:
+            thinned.every *= SPARSER
+        thinned.seen += 1
+        thinned.left_out += 1
+        if thinned.left_out < thinned.every:
+            return 0
+        thinned.left_out = 0
+        return thinned.every
+
+
+class _Thinned:
+    """How far the snapshots of one replica are thinned."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.left_out = 0
+        """Since the last that was stored."""
+        self.every = 1
 
 
 async def _record_engine(name: str, engine: Engine, store: Store, progress: Progress) -> None:
@@ -435,7 +451,7 @@ async def _record_engine(name: str, engine: Engine, store: Store, progress: Prog
     What it computed before the first match is no part of the run's figures.
     """
     restarts = 0
-    thinned: defaultdict[str | None, _Thinning] = defaultdict(_Thinning)
+    thinning = Thinning()
 
     def note_restarts() -> None:
         nonlocal restarts
@@ -448,7 +464,7 @@ async def _record_engine(name: str, engine: Engine, store: Store, progress: Prog
             note_restarts()
             if not progress.has_begun:
                 continue
-            if steps := thinned[snapshot.replica].next():
+            if steps := thinning.next(snapshot.replica):
                 store.add(_sample(name, snapshot, store, steps))
     except StoreError:
         raise

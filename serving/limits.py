@@ -56,8 +56,10 @@ class Limited:
         self._free = self._limits.max_concurrent
         self._waiting: deque[_Waiter] = deque()
         self._rejected = 0
-        self._told_rejected: Counter[str | None] = Counter()
-        """Of these, those told so far, by the replica whose snapshot told them first."""
+        self._told_rejected = 0
+        """Of these, those that a snapshot told so far."""
+        self._told_by: Counter[str | None] = Counter()
+        """The same by the replica whose snapshot told them first."""
         most = self._limits.max_concurrent + self._limits.max_queued
         self._cap = None if slo_s is None else AdaptiveCap(slo_s, most=most)
         self._rate: float | None = None
@@ -221,12 +223,12 @@ class Limited:
     async def snapshots(self) -> AsyncIterator[EngineSnapshot]:
         async for snapshot in self._engine.snapshots():
             told, queued = _recordable(snapshot), len(self._waiting)
-            refused = self._told_rejected
-            refused[told.replica] += self._rejected - refused.total()
+            self._told_by[told.replica] += self._rejected - self._told_rejected
+            self._told_rejected = self._rejected
             seen = replace(
                 told,
                 waiting=(told.waiting or 0) + queued,
-                rejected=(told.rejected or 0) + refused[told.replica],
+                rejected=(told.rejected or 0) + self._told_by[told.replica],
             )
             self.meter.stepped(seen, queued)
             yield seen
@@ -285,7 +287,8 @@ def _is_number(value: object) -> bool:
 
 
 def is_recordable(reply: Reply) -> bool:
-    """Whether its figures are numbers that records can hold: no NaN, no fractions of tokens."""
+    """Whether its figures are numbers that records can hold: no NaN, no fractions of tokens; and
+    its replica has a name, if any."""
     times, usage = reply.timings, reply.usage
     counts = [usage.completion, *(n for n in (usage.prompt, usage.cached) if n is not None)]
     may_be_unknown = (
@@ -297,7 +300,8 @@ def is_recordable(reply: Reply) -> bool:
     )
     known = [value for value in may_be_unknown if value is not None]
     numbers = (times.admitted, times.done, *known)
-    return all(map(_is_count, counts)) and all(map(_is_number, numbers))
+    is_named = isinstance(reply.replica, str | None)
+    return is_named and all(map(_is_count, counts)) and all(map(_is_number, numbers))
 
 
 def _recordable(snapshot: EngineSnapshot) -> EngineSnapshot:
@@ -311,6 +315,9 @@ def _recordable(snapshot: EngineSnapshot) -> EngineSnapshot:
     }
     if snapshot.kv_usage is not None and not _is_number(snapshot.kv_usage):
         unusable["kv_usage"] = None
+    name: object = snapshot.replica
+    if not isinstance(name, str | None):
+        unusable["replica"] = None
     at = min(snapshot.at, now) if _is_number(snapshot.at) else now
     if not unusable and at == snapshot.at:
         return snapshot

@@ -40,7 +40,9 @@ def start_here(cpus: int) -> None:
     scratch = os.environ.get("TMPDIR", "")
 
     def start() -> None:
+        # without an address Ray would look for a cluster in RAY_ADDRESS and in its files
         ray.init(
+            "local",
             num_cpus=cpus,
             include_dashboard=False,
             log_to_driver=False,

@@ -2,8 +2,11 @@
 
 import importlib.metadata
 import importlib.util
+import os
 import re
+import secrets
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -37,6 +40,8 @@ DEFAULT_REPLICAS = 2
 MOST_REPLICAS = 4096
 
 MOST_PORT = 65_535
+
+_TOKEN_FILE = Path("~/.ray/auth_token")
 
 
 def _is_table_of_a_hosted_kind(engine: object) -> object:
@@ -259,3 +264,19 @@ def installed_ray() -> str | None:
 def has_router(version: str) -> bool:
     """Whether that release of Ray has the request router that ours is made for."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= RAY_FITS
+
+
+def token_environment() -> dict[str, str]:
+    """For a process that joins a cluster: `ray start` asks for tokens where it finds one, but Ray
+    shows its own only if it is told to. Whoever set RAY_AUTH_MODE is left alone."""
+    if "RAY_AUTH_MODE" in os.environ:
+        return {}
+    is_named = not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}.isdisjoint(os.environ)
+    return {"RAY_AUTH_MODE": "token"} if is_named or _TOKEN_FILE.expanduser().exists() else {}
+
+
+def own_token_environment() -> dict[str, str]:
+    """For a process that starts a cluster of its own: a token that stands in no file."""
+    if "RAY_AUTH_MODE" in os.environ:
+        return {}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
-from ray.serve.schema import ApplicationStatus
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from serving.ray_config import LOCAL
 from serving.ray_replica import deployment
@@ -22,23 +22,41 @@ _SHUTDOWN_S = 10.0
 _HEALTH_PERIOD_S = 5.0
 _CONSTRUCTOR_TRIES = 2
 _NEWS_PERIOD_S = 5.0
+_KEEPS_REPLICAS = (
+    ApplicationStatus.RUNNING,
+    ApplicationStatus.DEPLOYING,
+    ApplicationStatus.UNHEALTHY,
+)
+"""Those of an application whose replicas Ray keeps: the latter two while it adds some, takes some
+away, or starts one again."""
 _ENGINE_SAYS = re.compile(r"ReplicaError: (.+)")
 
 
-def deploy(start: RayStart) -> Any:
-    """The handle of the replicas: of those that run already under this name, else of new ones, all
-    of them ready; raises RuntimeError with the reason where they do not come up."""
+def deploy(start: RayStart) -> tuple[Any, int]:
+    """The handle of the replicas, and how many there must be: one where some run already under this
+    name, for Ray brings back the others, and deploying anew would end them; else of new ones, which
+    are ready, all. Raises RuntimeError with the reason where they do not come up."""
     _check_gpus(start)
     serve.start(proxy_location="Disabled")
-    found = serve.status().applications.get(start.app)
-    if found is not None and found.status == ApplicationStatus.RUNNING:
-        return serve.get_app_handle(start.app)
+    if _is_up(serve.status().applications.get(start.app)):
+        return serve.get_app_handle(start.app), 1
     application = deployment(_options(start), ReplicaPlan(**start.plan))
     try:
         with _news(start.app):
-            return serve.run(application, name=start.app, route_prefix=None)
+            return serve.run(application, name=start.app, route_prefix=None), start.replicas
     except RuntimeError as error:
-        raise RuntimeError(_reason(start.app, error)) from error
+        reason = _reason(start.app, error)
+        # replicas that did come up would hold their GPUs for nobody
+        with contextlib.suppress(Exception):
+            serve.delete(start.app, _blocking=False)
+        raise RuntimeError(reason) from error
+
+
+def _is_up(found: ApplicationStatusOverview | None) -> bool:
+    if found is None or found.status not in _KEEPS_REPLICAS:
+        return False
+    states = [state for one in found.deployments.values() for state in one.replica_states.items()]
+    return any(number for state, number in states if state == "RUNNING")
 
 
 def _options(start: RayStart) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import socket
@@ -38,7 +39,14 @@ from serving.engine import (
 )
 from serving.host_child import HostProcess, HostStart
 from serving.host_keeper import HostKeeper
-from serving.ray_config import HOSTED, RayConfig, check_ray, installed_ray
+from serving.ray_config import (
+    HOSTED,
+    RayConfig,
+    check_ray,
+    installed_ray,
+    own_token_environment,
+    token_environment,
+)
 from serving.ray_wire import (
     Fields,
     Look,
@@ -53,7 +61,7 @@ from serving.ray_wire import (
 from serving.template import TemplateError
 
 _ANSWER_S = 5.0
-"""After a request's deadline, by which the replica itself gives it up."""
+"""After the time by which the replica itself gives a request up."""
 _LEAST_LOOK_S = 0.25
 _LOOKS_PER_S = 200
 """At all replicas together, at most."""
@@ -118,7 +126,8 @@ class RayEngine:
 
     @property
     def version(self) -> str:
-        return self._keeper.version or f"ray {installed_ray() or 'not installed'}"
+        """Of Ray, and of the engine that replicas host once they tell it."""
+        return self._keeper.version or installed_ray() or "not installed"
 
     @property
     def template(self) -> Template:
@@ -174,9 +183,8 @@ class RayEngine:
         pending = _Pending(next(self._numbers), request, loop)
         self._pending[pending.number] = pending
         host.link.send("ask", pending.number, request.match_id, request_fields(request))
-        pending.timer = loop.call_later(
-            request.deadline_s + _ANSWER_S, self._give_up, host, pending
-        )
+        limit_s = self._most_s(request)
+        pending.timer = loop.call_later(limit_s, self._give_up, host, pending, limit_s)
         try:
             return await pending.answer
         except asyncio.CancelledError:
@@ -260,6 +268,7 @@ class RayEngine:
             restart_limit=settings.restart_limit,
             look_seconds=look_seconds,
             lease_seconds=None if config.is_local else config.lease_seconds,
+            start_seconds=config.start_seconds,
         )
         start = RayStart(
             address=config.address,
@@ -288,16 +297,23 @@ class RayEngine:
         """The same for every start of this engine in this run: replicas that an arena left which
         was killed are taken over."""
         table = self._config.model_dump_json()
-        run = json.dumps([socket.gethostname(), str(self._settings.log_dir.resolve()), table])
+        folder = str(self._settings.log_dir.resolve())
+        run = json.dumps([socket.gethostname(), folder, self.name, table])
         digest = hashlib.blake2b(run.encode(), digest_size=6).hexdigest()
         return f"boardfleet-{re.sub(r'[^A-Za-z0-9-]', '-', self.name)}-{digest}"
 
-    def _give_up(self, host: HostProcess, pending: _Pending) -> None:
+    def _most_s(self, request: Request) -> float:
+        """Seconds in which a replica must have answered: its deadline begins when it leaves the
+        replica's own queue, where others with deadlines of their own may be before it."""
+        replica = self._config.engine
+        ahead = math.ceil(replica.max_queued / replica.max_concurrent)
+        return request.deadline_s * (1 + ahead) + _ANSWER_S
+
+    def _give_up(self, host: HostProcess, pending: _Pending, limit_s: float) -> None:
         host.link.send("abort", pending.number)
-        request = pending.request
         pending.fail(
             EngineStalled(
-                f"engine {self.name}: {request.id} was not answered in {request.deadline_s:g} s"
+                f"engine {self.name}: {pending.request.id} was not answered in {limit_s:g} s"
             )
         )
 
@@ -387,9 +403,10 @@ def _environment(config: RayConfig) -> dict[str, str]:
     # takes half of the processor time; one who is not of the cluster may not reach its machines
     directly = {} if config.is_outside else {"RAY_SERVE_USE_GRPC_BY_DEFAULT": "1"}
     if config.is_local:
-        return {**directly, "RAY_worker_niceness": "0"}
+        return {**directly, **own_token_environment(), "RAY_worker_niceness": "0"}
     # where Ray left the address of a cluster that runs: not in the host's own TMPDIR
-    return {"RAY_TMPDIR": os.environ.get("RAY_TMPDIR", tempfile.gettempdir()), **directly}
+    temporary = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
+    return {**directly, **token_environment(), "RAY_TMPDIR": temporary}
 
 
 RAY = EngineKind(RayConfig, check_ray, RayEngine)

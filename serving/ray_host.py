@@ -19,7 +19,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -57,9 +57,13 @@ class _Ask:
 class Host:
     """Serves one arena over one socket until either side ends."""
 
-    def __init__(self, start: RayStart, handle: Any, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, start: RayStart, handle: Any, fewest: int, writer: asyncio.StreamWriter
+    ) -> None:
+        """`fewest`: replicas that must be there before it serves."""
         self._start = start
         self._handle = handle
+        self._fewest = fewest
         self._writer = writer
         self._name = secrets.token_hex(4)
         self._loop = asyncio.get_running_loop()
@@ -71,12 +75,15 @@ class Host:
         """Those among them that tell nothing, or whose engine is being started again."""
         self._asks: dict[int, _Ask] = {}
         self._errands: set[asyncio.Task[None]] = set()
+        self._calls: dict[asyncio.Task[Any], str] = {}
+        """Of these to replicas, each with whom it asks."""
         self._complete = asyncio.Event()
-        """Set once there were as many replicas as were asked for."""
+        """Set once there were as many replicas as must be."""
+        self._is_closing = False
         ray_presence.watch(self._heard_of)
 
     async def first_replicas(self) -> str:
-        """Waits until all are there; the version of their engine."""
+        """Waits until they are there; the version of their engine."""
         # Ray makes the router, which is told of the replicas, for the first question
         version = str(await self._handle.options(method_name="version").remote())
         await self._complete.wait()
@@ -111,6 +118,7 @@ class Host:
             number, *arguments = fields
             self._run(self._everywhere(number, tag, arguments))
         elif tag == "close":
+            self._is_closing = True
             self._run(self._delete())
         else:
             raise ValueError(f"unknown message {tag!r}")
@@ -168,7 +176,7 @@ class Host:
             self._fail(self._at(replica), EngineDead.kind, f"replica {replica} ended")
         for replica in sorted(replicas - self._lines.keys()):
             self._lines[replica] = self._line(replica)
-        if len(replicas) >= self._start.replicas:
+        if len(replicas) >= self._fewest:
             self._complete.set()
         self._tell()
 
@@ -183,7 +191,11 @@ class Host:
         def silent() -> None:
             self._set_absent(replica, True)
             why = f"replica {replica} told nothing for {self._start.silent_s:g} s"
-            self._fail(self._at(replica), EngineStalled.kind, why)
+            asked = self._at(replica)
+            self._fail(asked, EngineStalled.kind, why)
+            # once it goes on, it shall not answer what nobody waits for
+            for number in asked:
+                self._lines[replica].say("abort", number)
 
         def failed(numbers: list[int], error: BaseException) -> None:
             ended = isinstance(error, RayActorError)
@@ -211,6 +223,9 @@ class Host:
             self._tell()
 
     def _tell(self) -> None:
+        for call, replica in self._calls.items():
+            if replica not in self._serving:
+                call.cancel()
         self._affinity.update(self._serving)
         self.send("replicas", sorted(self._serving))
 
@@ -226,13 +241,21 @@ class Host:
     # all of them
 
     async def _everywhere(self, number: int, method: str, arguments: Fields) -> None:
-        calls = (self._call(replica, method, *arguments) for replica in self._serving)
-        try:
+        calls = {
+            self._loop.create_task(self._call(replica, method, *arguments)): replica
+            for replica in self._serving
+        }
+        self._calls |= calls
+        done: Sequence[Any] = [False] * len(calls)
+        with suppress(TimeoutError):
             async with asyncio.timeout(_EVERYWHERE_S):
                 done = await asyncio.gather(*calls, return_exceptions=True)
-        except TimeoutError:
-            done = [False]
-        self.send("done", number, bool(done) and all(one is True for one in done))
+        for call in calls:
+            del self._calls[call]
+        # one that left has computed nothing; what it has cached it may bring back
+        told = zip(done, calls.values(), strict=True)
+        counted = [one for one, name in told if method != "prime" or name in self._serving]
+        self.send("done", number, bool(counted) and all(one is True for one in counted))
 
     async def _delete(self) -> None:
         with suppress(Exception):  # a cluster that is gone holds nothing of ours
@@ -241,17 +264,21 @@ class Host:
         self.send("closed")
 
     async def _watch_cluster(self) -> None:
-        """A cluster whose head is gone says nothing of it; who asks it waits for ever."""
-        while True:
+        """Ray does not say that its head is gone, and who asks it waits for ever; nor does it bring
+        back what somebody deleted."""
+        while not self._is_closing:
             await asyncio.sleep(_CLUSTER_PERIOD_S)
-            if self._serving:
+            if self._serving or self._is_closing:
                 continue
             try:
                 async with asyncio.timeout(_CLUSTER_ANSWER_S):
-                    await asyncio.to_thread(serve.status)
+                    status = await asyncio.to_thread(serve.status)
             # whatever Ray raises, it is of no more use to this process
             except Exception as error:  # noqa: BLE001
                 self.send("dead", f"the cluster does not answer: {one_line(error)}")
+            else:
+                if self._start.app not in status.applications and not self._is_closing:
+                    self.send("dead", f"{self._start.app} was deleted from the cluster")
 
 
 async def main(descriptor: int) -> None:
@@ -264,9 +291,9 @@ async def main(descriptor: int) -> None:
         start_here(max(os.cpu_count() or 1, math.ceil(start.most_replicas * start.cpus)))
     else:
         join(start.address, _CONNECT_S)
-    host = Host(start, deploy(start), writer)
+    host = Host(start, *deploy(start), writer)
     version = await host.first_replicas()
-    host.send("ready", f"{version}, ray {ray.__version__}")
+    host.send("ready", f"{ray.__version__}, {start.plan['engine']['kind']} {version}")
     serving = asyncio.create_task(host.serve(reader))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
     with suppress(asyncio.CancelledError):

@@ -42,7 +42,8 @@ class ReplicaLine:
         failed: Callable[[list[int], BaseException], None],
     ) -> None:
         """`host` is the same for all lines of one host and for no other; `silent` is called when
-        the replica tells nothing for `silent_s`, `failed` with questions that could not be told."""
+        the replica tells nothing for `silent_s`, be it that no call comes back or that every one
+        fails, `failed` with questions that could not be told."""
         self._name = name
         self._call = call
         self._host = host
@@ -54,6 +55,7 @@ class ReplicaLine:
         self._outbox: list[Fields] = []
         self._loop = asyncio.get_running_loop()
         self._telling: asyncio.Task[None] | None = None
+        self._silence = self._loop.call_later(silent_s, silent)
         self._hearing = self._loop.create_task(self._hear())
 
     def say(self, *message: Any) -> None:
@@ -63,6 +65,7 @@ class ReplicaLine:
             self._telling = self._loop.create_task(self._tell())
 
     def close(self) -> None:
+        self._silence.cancel()
         self._hearing.cancel()
         if self._telling is not None:
             self._telling.cancel()
@@ -80,19 +83,14 @@ class ReplicaLine:
     async def _hear(self) -> None:
         last = 0
         while True:
-            hearing = self._loop.create_task(self._call("hear", self._host, last))
             try:
-                await asyncio.wait({hearing}, timeout=self._silent_s)
-                if not hearing.done():
-                    self._silent()
-                heard = Heard(*await hearing)
-            except asyncio.CancelledError:
-                hearing.cancel()
-                raise
+                heard = Heard(*await self._call("hear", self._host, last))
             except Exception as error:  # noqa: BLE001  # it ends, or Ray is in trouble: ask again
                 sys.stderr.write(f"replica {self._name} was not heard: {one_line(error)}\n")
                 await asyncio.sleep(_PAUSE_S)
                 continue
+            self._silence.cancel()
+            self._silence = self._loop.call_later(self._silent_s, self._silent)
             last = heard.last
             for number, reply, failure in heard.answers:
                 self._answered(number, reply, failure)

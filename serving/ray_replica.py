@@ -5,6 +5,7 @@ so that more than it can take is refused at once; nothing waits in a queue of Ra
 """
 
 import asyncio
+import shutil
 import tempfile
 import time
 from collections import deque
@@ -16,7 +17,7 @@ import ray
 from ray import serve
 
 from serving.config import EngineConfigError, EngineStart
-from serving.engine import EngineDead, EngineError, EngineSnapshot
+from serving.engine import EngineDead, EngineError, EngineSnapshot, EngineUnavailable
 from serving.limits import Limited
 from serving.process import SCRATCH_PREFIX
 from serving.ray_config import HOSTED
@@ -44,9 +45,12 @@ class Replica:
     async def __init__(self, plan: ReplicaPlan) -> None:  # type: ignore[misc]
         context = serve.get_replica_context()
         self._app, self._name = context.app_name, context.replica_id.unique_id
+        folder = f"{SCRATCH_PREFIX}{self._app}-{self._name}"
+        self._log_dir = Path(tempfile.gettempdir()) / folder
         self._node = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._look_seconds = plan.look_seconds
-        self._asked_at = time.monotonic()
+        self._lease_seconds = plan.lease_seconds
+        self._leased_until = time.monotonic() + plan.start_seconds
         self._host = ""
         """Who asks."""
         self._asked: dict[int, asyncio.Task[None]] = {}
@@ -76,7 +80,8 @@ class Replica:
         """Answers after the first `last`, as soon as there is one or after a while, and how the
         replica is; renews the lease."""
         self._talk_to(host)
-        self._asked_at = time.monotonic()
+        if self._lease_seconds is not None:
+            self._leased_until = time.monotonic() + self._lease_seconds
         came = max(0, last - self._forgotten)
         del self._answers[:came]
         self._forgotten += came
@@ -89,7 +94,7 @@ class Replica:
         return Heard(self._forgotten + len(answers), answers, list(self._look()))
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Ray Serve, for `by_load`."""
+        """Called by Ray Serve, for `ByLoad`."""
         return {LOAD: float(len(self._asked))}
 
     async def prime(self, prompt: Fields) -> bool:
@@ -115,18 +120,18 @@ class Replica:
             raise self._dead
 
     async def close(self) -> None:
-        """End the engine."""
+        """End the engine. Its log goes with it: only one that fails leaves it there."""
         for task in (*self._tasks, *self._asked.values()):
             task.cancel()
         await self._engine.close()
+        await asyncio.to_thread(shutil.rmtree, self._log_dir, ignore_errors=True)
 
     __del__ = close
     """So does Ray Serve call what it awaits when it ends a replica."""
 
     async def _opened(self, plan: ReplicaPlan) -> Limited:
         kind = HOSTED[plan.engine["kind"]]
-        log_dir = Path(tempfile.gettempdir()) / f"{SCRATCH_PREFIX}{self._app}-{self._name}"
-        start = EngineStart(plan.name, log_dir, plan.stall_seconds, plan.restart_limit)
+        start = EngineStart(plan.name, self._log_dir, plan.stall_seconds, plan.restart_limit)
         try:
             config = kind.config_class.model_validate(plan.engine)
             await asyncio.to_thread(kind.check, config)
@@ -153,6 +158,9 @@ class Replica:
             reply = reply_fields(await self._engine.generate(request_of(request)))
         except EngineError as error:
             failure = self._told(error)
+        # a request of another version, a fault of ours: who asked must hear of it at once
+        except Exception as error:  # noqa: BLE001
+            failure = [EngineUnavailable.kind, f"{type(error).__name__}: {error}"]
         self._asked.pop(number, None)
         self._answers.append([number, reply, failure])
         self._has_answer.set()
@@ -162,7 +170,9 @@ class Replica:
         snapshots = [snapshot_fields(snapshot, now) for snapshot in self._unread]
         self._unread.clear()
         engine = self._engine
-        return Look(self._name, engine.restarts, engine.is_ready, self._node, snapshots)
+        # one that is dead for good keeps nobody waiting, but is no place for a match
+        is_ready = engine.is_ready and self._dead is None
+        return Look(self._name, engine.restarts, is_ready, self._node, snapshots)
 
     def _told(self, error: EngineError) -> Fields:
         if isinstance(error, EngineDead) and error.final:
@@ -175,11 +185,17 @@ class Replica:
 
     async def _end_with_lease(self, lease_seconds: float) -> None:
         """Give the cluster back what an arena left there that is gone."""
+        period = lease_seconds / _LEASE_LOOKS
+        woken = time.monotonic()
         while True:
-            await asyncio.sleep(lease_seconds / _LEASE_LOOKS)
-            if time.monotonic() - self._asked_at > lease_seconds:
+            await asyncio.sleep(period)
+            now = time.monotonic()
+            # this process was stopped: whoever asked meanwhile was not heard
+            self._leased_until += max(0.0, now - woken - period)
+            woken = now
+            if now > self._leased_until:
                 await asyncio.to_thread(serve.delete, self._app, _blocking=False)
-                self._asked_at = time.monotonic()
+                self._leased_until = time.monotonic() + lease_seconds
 
 
 class ReplicaError(RuntimeError):

@@ -117,6 +117,8 @@ class ReplicaPlan:
     """A replica that has nothing to say says so after so long."""
     lease_seconds: float | None
     """None: the cluster ends with the run."""
+    start_seconds: float
+    """Instead of the lease, until the first host asks: it does once all replicas are there."""
 
 
 def prompt_fields(prompt: Prompt) -> Fields:
@@ -171,17 +173,23 @@ def request_of(fields: Fields) -> Request:
 
 
 def reply_fields(reply: Reply) -> Fields:
-    """A reply as JSON's types. Of its times only what passed from its first token to its end."""
+    """A reply as JSON's types. Of its times only what passed from its first token to its end, and
+    what it waited before it was admitted, which counts as time in the engine's queue."""
     times, usage = reply.timings, reply.usage
+    waited_s = times.admitted - times.submitted
     return [
         reply.text,
         reply.finish.value,
         [usage.prompt, usage.completion, usage.cached],
         None if times.first_token is None else times.done - times.first_token,
-        [times.queue_s, times.prefill_s, times.decode_s],
+        [_plus(times.queue_s, waited_s), times.prefill_s, times.decode_s],
         reply.step_requests_mean,
         reply.reasoning,
     ]
+
+
+def _plus(told_s: float | None, waited_s: float) -> float | None:
+    return None if told_s is None else told_s + waited_s
 
 
 def reply_of(fields: Fields, replica: str, admitted: float, done: float) -> Reply:

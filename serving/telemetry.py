@@ -194,7 +194,9 @@ class Meter:
         self._last: dict[tuple[str | None, str], int] = {}
         """Totals by replica and name, as told last."""
         self._waiting: dict[str | None, tuple[float, int]] = {}
-        """By replica: when it told last, and how many requests waited there."""
+        """By replica, the one that told last at the end: when that was, and how many requests
+        waited there."""
+        self._waiting_in_all = 0
 
     def begin(self, clock: Callable[[float], float]) -> None:
         """Count from now on; `clock` turns a monotonic reading into run time, seconds."""
@@ -249,10 +251,12 @@ class Meter:
 
     def _waiting_at_replicas(self, snapshot: EngineSnapshot, here: int) -> int:
         """Requests that wait at the replica of the snapshot (`here`) and at the others."""
-        self._waiting[snapshot.replica] = snapshot.at, here
-        return sum(
-            waiting for at, waiting in self._waiting.values() if snapshot.at - at < _SILENT_S
-        )
+        waiting = self._waiting
+        self._waiting_in_all += here - waiting.pop(snapshot.replica, (0.0, 0))[1]
+        waiting[snapshot.replica] = snapshot.at, here
+        while snapshot.at - waiting[first := next(iter(waiting))][0] >= _SILENT_S:
+            self._waiting_in_all -= waiting.pop(first)[1]
+        return self._waiting_in_all
 
     def buckets(self, *, final: bool = False) -> list[Bucket]:
         """What has closed since the last call: every second that has ended, and the coarser buckets

@@ -147,9 +147,9 @@ def _match(number: int, started: float, ended: float) -> MatchRow:
     )
 
 
-def _steps(trace: Trace, time: StepTime, source: str) -> list[Row]:
+def _steps(trace: Trace, time: StepTime, source: str) -> list[SampleRow]:
     """Each step gives all inside a token, and computes the prompts of those who came for it."""
-    rows, now = list[Row](), 0.0
+    rows, now = list[SampleRow](), 0.0
     spans = sorted((job.started or 0.0, job.done or 0.0, max(job.prompt, 1)) for job in trace.jobs)
     while spans:
         now = max(now, spans[0][0])

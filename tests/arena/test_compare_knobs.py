@@ -102,6 +102,26 @@ def test_what_a_running_server_was_started_with_is_not_known() -> None:
     assert "start_seconds" not in rows
 
 
+def test_replicas_are_what_they_host_and_how_many_they_are() -> None:
+    """Their table was one knob, and their dtype the advice where to write it."""
+    hosted = {"kind": "vllm", "max_concurrent": 8, "max_queued": 8, "threads": 1}
+    rows = told(
+        alone=hosted, replicas={"kind": "ray", "engine": hosted, "replicas": 3, "address": "auto"}
+    )
+    assert {knob: row["values"]["replicas"] for knob, row in rows.items()} == {
+        "max_concurrent": 24,
+        "max_queued": 24,
+        "replicas": 3,
+    }
+
+
+def test_servers_side_by_side_are_not_taken_for_launched_ones() -> None:
+    urls = [URL, "http://127.0.0.1:2"]
+    rows = told(launched={"kind": "vllm_server"}, served={"kind": "vllm_server", "urls": urls})
+    assert rows["dtype"]["values"]["served"] == AS_SERVED
+    assert rows["weights"]["values"]["served"].endswith(AS_SERVED)
+
+
 def test_what_is_not_known_is_equal_to_nothing() -> None:
     served = {"kind": "sglang", "url": URL}
     rows = told(one=served, two=served)

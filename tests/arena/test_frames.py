@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from arena import frames, verdicts
 from arena.figures import Figures, MatchFigures
 from arena.frames import RECENT_RESULTS, TELEMETRY_S, Overview, board, bucket_data
+from arena.replicas import MOST_SHOWN
 from arena.report import build
 from arena.store import AttemptRow, MatchRow, PlyRow, RunRow, SampleRow
 from serving import SPANS_S, Bucket
@@ -137,13 +138,15 @@ def test_a_saturated_engine_of_replicas_is_advised_by_what_they_host() -> None:
     assert overview.verdict["remedies"][-1]["action"] == "add a GPU: one replica more"
 
 
-def test_replicas_make_a_frame_no_larger_than_boards_do() -> None:
+def test_replicas_make_a_frame_no_larger_than_boards_do_however_many_they_were() -> None:
     figures = of_engine(RAY)
-    samples = (SampleRow("main", 1.0, "per_step", 1, f"r{n:07}", *[None] * 9) for n in range(64))
+    samples = (SampleRow("main", 1.0, "per_step", 1, f"r{n:07}", *[None] * 9) for n in range(999))
     figures.add(sample._replace(step_requests=7) for sample in samples)
     overview = Overview(figures)
     overview.refresh(1.0, whole=True)
-    assert len(json.dumps(overview.engine_rows())) < 64 * 450
+    (row,) = overview.engine_rows()
+    assert (len(row["replicas"]["rows"]), row["replicas"]["count"]) == (MOST_SHOWN, 999)
+    assert len(json.dumps(row)) < MOST_SHOWN * 500
 
 
 def test_a_frame_holds_the_last_five_minutes() -> None:

@@ -16,6 +16,7 @@ from arena import metrics
 from arena.distribution import Exact
 from arena.figures import Figures
 from arena.metrics import DEFINITIONS, LoopLag, Metrics
+from arena.replicas import SILENT_S, STRAGGLER_MOVES
 from arena.store import AttemptRow, EventRow, MatchRow, PlyRow, Row, RunRow, SampleRow
 from serving import Bucket
 from serving.telemetry import SPANS_S
@@ -287,6 +288,30 @@ async def test_replicas_are_told_apart_where_there_are_several() -> None:
     assert at[f"arena_replica_prefix_hit_ratio{other}"] == pytest.approx(0.5)
     assert at[f"arena_replica_straggler{one}"] == 0
     assert not any("replica" in name and 'engine="main"' in name for name in at)
+
+
+async def test_a_straggler_is_one_while_it_answers() -> None:
+    """An alert on one that had ended rang until the run did."""
+    figures = figures_of(())
+    on: dict[str, object] = {"match_id": "m2", "engine": "spare"}
+    for ply in range(4 * STRAGGLER_MOVES):
+        slow, at_s = ply % 4 > 1, float(ply)
+        of = on | {"replica": "slow" if slow else "quick", "decode_s": 0.9 if slow else 0.2}
+        figures.add([an_attempt(ply, at_s, **of)])
+        figures.add([a_ply(ply, at_s, at_s, at_s)._replace(match_id="m2")])
+    name = 'arena_replica_straggler{engine="spare",replica="slow"}'
+    assert series(await metrics_of(figures).text())[name] == 1
+    figures.add([an_attempt(ply + 1, at_s + SILENT_S + 1.0, **on, replica="quick")])
+    assert series(await metrics_of(figures).text())[name] == 0
+    (row,) = [row for row in spare_replicas(figures) if row["replica"] == "slow"]
+    assert row["is_straggler"], "of the run it is one"
+
+
+def spare_replicas(figures: Figures) -> list[dict[str, Any]]:
+    section = figures.engines["spare"].replicas.section()
+    assert section is not None
+    rows: list[dict[str, Any]] = section["rows"]
+    return rows
 
 
 async def test_a_batch_is_of_one_replica_and_the_limit_of_all() -> None:

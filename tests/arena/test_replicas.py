@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from arena import cli, tournament
-from arena.replicas import STRAGGLER_MOVES, STRAGGLER_RATIO, Replicas
+from arena.replicas import (
+    MOST_SHOWN,
+    SILENT_S,
+    STRAGGLER_MOVES,
+    STRAGGLER_RATIO,
+    Replicas,
+    shortened,
+)
 from arena.store import AttemptRow, Records, SampleRow, read
 from tests.arena.replicated_engine import CACHED, DECODE_S, UNCACHED
 
@@ -28,10 +35,10 @@ def a_sample(replica: str | None, requests: int | None, steps: int = 1) -> Sampl
     return nothing._replace(step_requests=requests)
 
 
-def move(replicas: Replicas, *attempts: AttemptRow) -> None:
+def move(replicas: Replicas, *attempts: AttemptRow, agent: str = "one") -> None:
     for attempt in attempts:
         replicas.add_attempt(attempt)
-    replicas.add_move(attempts)
+    replicas.add_move(attempts, (agent, "chess"))
 
 
 def section(replicas: Replicas) -> dict[str, Any]:
@@ -159,6 +166,57 @@ def test_a_few_long_thoughts_make_no_straggler() -> None:
     assert stragglers(replicas) == []
 
 
+def test_players_that_take_their_time_make_no_straggler() -> None:
+    """Of two kinds of moves the median jumped from one to the other by a single move more."""
+    replicas = Replicas(exact=True)
+    for name, thoughts in (("a", 101), ("b", 99)):
+        for number in range(200):
+            is_thought = number < thoughts
+            seconds, agent = (2.0, "thinks") if is_thought else (0.05, "answers")
+            move(replicas, an_attempt(name, prefill_s=0.0, decode_s=seconds), agent=agent)
+    assert rows(replicas)["a"]["engine_ms"]["p50"] > 10 * rows(replicas)["b"]["engine_ms"]["p50"]
+    ratios = [row["median_ratio"] for row in rows(replicas).values()]
+    assert ratios == [pytest.approx(1.0)] * 2
+    assert stragglers(replicas) == []
+
+
+def test_a_replica_that_is_slow_for_every_player_lags_behind_by_the_mean_of_its_moves() -> None:
+    replicas = Replicas(exact=True)
+    for name, slowness in (("a", (2.0, 4.0)), ("b", (1.0, 1.0)), ("c", (1.0, 1.0))):
+        for agent, times, moves in zip(("one", "two"), slowness, (30, 90), strict=True):
+            for _ in range(moves):
+                move(replicas, an_attempt(name, prefill_s=0.0, decode_s=times), agent=agent)
+    assert stragglers(replicas) == ["a"]
+    assert rows(replicas)["a"]["median_ratio"] == pytest.approx((30 * 2.0 + 90 * 4.0) / 120)
+
+
+def test_a_replica_that_answers_no_more_is_silent() -> None:
+    replicas = Replicas(exact=True)
+    for name, done in (("ended", 10.0), ("a", 69.0), ("b", 70.0 + SILENT_S), ("a", 80.0)):
+        move(replicas, an_attempt(name, admitted=done - 1.0, done=done))
+    replicas.add_sample(a_sample("idle", 0))
+    told = {name: row["is_silent"] for name, row in rows(replicas).items()}
+    assert told == {"ended": True, "a": False, "b": False, "idle": True}
+
+
+def test_of_many_replicas_those_are_shown_that_tell_most() -> None:
+    """Each start of a replica may have a name of its own: a run with many had as many rows."""
+    replicas = Replicas(exact=False)
+    for number in range(2 * MOST_SHOWN):
+        move(replicas, an_attempt(f"old{number:03}", done=10.0))
+    for name in ("new", "newer", "newest"):
+        move(replicas, an_attempt(name, admitted=999.0, done=1000.0))
+    told = section(replicas)
+    shown = shortened(told)
+    assert shown is not None
+    names = [row["replica"] for row in shown["rows"]]
+    assert len(names) == MOST_SHOWN
+    assert names == sorted(names)
+    assert {"new", "newer", "newest"} < set(names)
+    assert shown["count"] == told["count"] == len(told["rows"]) == 2 * MOST_SHOWN + 3
+    assert shortened(None) is None
+
+
 def test_times_of_nothing_are_not_divided_by() -> None:
     told = rows(of_times({"a": 1.0, "b": 0.0}))
     assert told["a"]["median_ratio"] is None
@@ -231,11 +289,30 @@ def test_the_store_tells_which_replica_answered(held: Records) -> None:
 
 
 def test_steps_of_each_replica_are_thinned_by_themselves(held: Records) -> None:
+    """They share what an engine alone has."""
+    dense = DENSE // len(NAMES)
     answered = Counter(row.replica for row in held.attempts)
     for name in NAMES:
         steps = [row.steps for row in held.samples if row.replica == name]
-        assert steps[: DENSE + 1] == [1] * DENSE + [SPARSER]
-        assert 0 <= answered[name] - sum(steps) < SPARSER
+        assert steps[: dense + 1] == [1] * dense + [SPARSER]
+        assert 0 <= answered[name] - sum(steps) < SPARSER**2
+
+
+def test_replicas_that_come_and_go_leave_hardly_more_steps_than_one_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each name had 20,000 steps stored one by one, however many names there were."""
+    monkeypatch.setattr(tournament, "DENSE_SAMPLES", 200)
+
+    def stored(names: int) -> list[int]:
+        thinning = tournament.Thinning()
+        told = (thinning.next(f"r{step * names // 8000}") for step in range(8000))
+        return [steps for steps in told if steps]
+
+    alone, many = stored(1), stored(20)
+    assert sum(alone) == 8000
+    assert 7000 < sum(many) <= 8000
+    assert len(many) < 3 * len(alone)
 
 
 def test_growth_of_several_replicas_adds_up(held: Records) -> None:

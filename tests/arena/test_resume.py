@@ -132,6 +132,33 @@ def test_a_key_is_harmless_where_it_has_no_say_in_a_move_or_a_rating(
     assert changes(config, configs.changed(config, [])) == ()
 
 
+@pytest.mark.parametrize(
+    ("override", "is_harmless"),
+    [
+        ("replicas=3", True),
+        ("max_replicas=9", True),
+        ("address='auto'", True),
+        ("gpus_per_replica=0.5", True),
+        ("cpus_per_replica=2", True),
+        ("lease_seconds=90", True),
+        ("engine.max_concurrent=4", True),
+        ("engine.max_queued=4", True),
+        ("engine.seed=9", False),
+        ("engine.replies=['e2e4']", False),
+    ],
+)
+def test_how_many_replicas_there_are_and_where_has_no_say_in_a_move(
+    override: str, is_harmless: bool
+) -> None:
+    ray = {"kind": "ray", "engine": {"kind": "scripted"}}
+    agents = [{"name": name, "kind": "llm", "engine": "main"} for name in ("one", "two")]
+    told = {"name": "r", "engines": {"main": ray}, "agents": agents}
+    config = configs.parse({**told, "tournament": {"games": ["chess"]}})
+    (change,) = changes(config, configs.changed(config, [f"engines.main.{override}"]))
+    assert change.key == f"engines.main.{override.partition('=')[0]}"
+    assert change.is_harmless == is_harmless
+
+
 def test_a_second_process_is_refused_and_changes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -420,8 +420,9 @@ PROMPTS = ("batching", "--prompt-tokens", 5, "--prompt-token-ms", 1)
         (("batching", "--from-run", "{run}/none"), "holds no run"),
         (("batching", "--from-run", "{none}"), "max_concurrent is 0"),
         (("batching", "--from-run", "{text}"), "its config does not tell the load of engine main"),
-        (("batching", "--from-run", "{two}"), "engine main is several replicas, which step side"),
+        (("batching", "--from-run", "{two}"), "engine main was several replicas, whose steps"),
         (("batching", "--from-run", "{tight}", "--slots", 65), "--slots: the run's engine cannot"),
+        (("batching", "--from-run", "{lone}", "--slots", 65), "--slots: the run's engine cannot"),
         (("batching", "--seeds", 0), "--seeds: 0; give 1 to"),
         (("paging", "--limit", 2000), "--limit: 2000 tokens are fewer than the longest request's"),
         (("paging", "--units", 0), "--units: 0; give 1 to 4096"),
@@ -465,6 +466,7 @@ def strange(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "none": {"max_concurrent": 0},
         "text": {"max_batched_tokens": "x"},
         "tight": {"max_batched_tokens": 64},
+        "lone": {"kind": "ray", "replicas": 1, "engine": {"max_batched_tokens": 64}},
     }
     runs = {name: play(folder / name, engine=engine) for name, engine in engines.items()}
     return {**runs, "two": play(folder / "two", replicas=("a", "b"))}

@@ -200,6 +200,7 @@ def a_replica(name: str, **changes: object) -> Frame:
     row: Frame = {"replica": name, "matches": 5, "share": 0.25, "moves": 120}
     row |= {"prefix_hit_rate": 0.91, "step_requests": spread(3.0, 4.0), "faults": {}}
     row |= {"engine_ms": spread(110.0, 190.0), "median_ratio": 0.9, "is_straggler": False}
+    row["is_silent"] = False
     return row | changes
 
 
@@ -210,6 +211,7 @@ def with_replicas(*names: str) -> Frame:
     slow |= {"faults": {"illegal": 2}}
     told: Frame = {"matches_moved": 3, "straggler_ratio": 1.5, "straggler_moves": 30}
     told["rows"] = [*map(a_replica, names[:-1]), a_replica(names[-1], **slow)]
+    told["count"] = len(names)
     frame["engines"][0]["replicas"] = told
     return frame
 

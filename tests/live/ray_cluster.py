@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from tempfile import mkdtemp
 from types import TracebackType
+from typing import Any
 
 from serving.process import kill_group
 from serving.server_process import free_port
@@ -56,7 +57,7 @@ class Nodes:
         self._port = int(self.address.rpartition(":")[2])
         self.workers = [self._node() for _ in range(self._number)]
 
-    def _node(self) -> object:
+    def _node(self) -> Any:
         # an address of its own, so that who joins at the head's does so there and not at a node
         self._last += 1
         return self.cluster.add_node(

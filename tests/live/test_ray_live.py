@@ -181,6 +181,14 @@ def assert_undisturbed(run: Run, calm: Records) -> None:
     assert faults <= {"engine_dead", "stalled", "transport", "overloaded", "cancelled"}
 
 
+def hit_rate(held: Records, last: int) -> float:
+    """Of the last so many answers, by the replicas' own count."""
+    answered = sorted((a for a in held.attempts if a.done is not None), key=lambda a: a.done or 0)
+    known = [(a.prompt_tokens or 0, a.cached_tokens or 0) for a in answered[-last:]]
+    prompts, cached = map(sum, zip(*known, strict=True))
+    return cached / prompts
+
+
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Records]:
     """Records of a run on one engine without Ray, by pairs and plies."""
@@ -239,6 +247,7 @@ def test_a_replica_killed_and_one_frozen(
     assert len({home for visited in homes.values() for home in visited}) >= 4
     stayed = [visited for visited in homes.values() if len(visited) == 1]
     assert stayed, "matches of the third replica have no reason to move"
+    assert hit_rate(run.records, 200) > 0.9
 
 
 def test_kill_9_of_the_host_and_then_of_the_arena(
@@ -307,6 +316,27 @@ def test_an_arena_killed_leaves_its_replicas_to_the_next_or_to_nobody(
     assert not replicas_in(cluster.session)
 
 
+def test_replicas_are_taken_over_though_one_has_no_node_to_come_back_to(
+    cluster: RayCluster, make_run: Callable[..., Run], calm: Callable[[int, int], Records]
+) -> None:
+    engine = ray_engine(cluster.address, 3).replace("replicas", "cpus_per_replica = 2\nreplicas")
+    run = make_run(engine, pairs=12, max_plies=100)
+    run.start()
+    run.until_plies(50)
+    cluster.tell("remove")
+    run.until_plies(50)
+    before = {process.pid for process in replicas_in(cluster.session)}
+    assert len(before) == 2
+    run.kill()
+    run.resume()
+    run.until_plies(50)
+    assert {process.pid for process in replicas_in(cluster.session)} == before
+    cluster.tell("add")
+    code, said = run.ended()
+    assert code == 0, said
+    assert_undisturbed(run, calm(12, 100))
+
+
 def test_a_cluster_that_the_arena_does_not_belong_to(
     cluster: RayCluster, make_run: Callable[..., Run], calm: Callable[[int, int], Records]
 ) -> None:
@@ -330,3 +360,37 @@ def test_a_head_that_dies_with_its_cluster_and_comes_back(
     code, said = run.ended()
     assert code == 0, said
     assert_undisturbed(run, calm(3, 60))
+
+
+DELETE = """
+import sys
+from ray import serve
+from serving.ray_cluster import join
+join(sys.argv[1])
+for app in serve.status().applications:
+    serve.delete(app)
+"""
+
+
+def test_a_replica_frozen_beyond_its_lease_and_all_deleted_by_somebody(
+    cluster: RayCluster, make_run: Callable[..., Run], calm: Callable[[int, int], Records]
+) -> None:
+    run = make_run(ray_engine(cluster.address, 2, lease_seconds=5.0), pairs=12, max_plies=100)
+    run.start()
+    run.until_plies(50)
+    host = run.host
+    before = {process.pid for process in replicas_in(cluster.session)}
+    frozen, *_ = replicas_in(cluster.session)
+    frozen.suspend()
+    run.until("it to be missed", lambda: bool(run.events("match_suspended")))
+    time.sleep(2.0)
+    frozen.resume()
+    run.until_plies(100)
+    assert {process.pid for process in replicas_in(cluster.session)} == before
+    assert run.host == host
+    arguments = [sys.executable, "-c", DELETE, cluster.address]
+    subprocess.run(arguments, check=True, timeout=120, env={**os.environ, **LOOPBACK})
+    code, said = run.ended()
+    assert code == 0, said
+    assert run.events("engine_restarted")
+    assert_undisturbed(run, calm(12, 100))

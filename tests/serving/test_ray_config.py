@@ -21,7 +21,15 @@ from serving import (
     check_engine,
     parse_engine_config,
 )
-from serving.ray_config import HOSTED, RayConfig, check_ray, installed_ray, is_cluster_address
+from serving.ray_config import (
+    HOSTED,
+    RayConfig,
+    check_ray,
+    installed_ray,
+    is_cluster_address,
+    own_token_environment,
+    token_environment,
+)
 from serving.vllm_config import VllmBuild
 
 SCRIPTED: dict[str, Any] = {"kind": "scripted", "max_concurrent": 5, "max_queued": 7}
@@ -336,3 +344,44 @@ def test_what_the_hosted_engine_refuses_here_is_told_as_its_own() -> None:
         check_engine("main", ray(engine=lacking))
     with pytest.raises(EngineConfigError, match=r"^engines\.main: model.*no-such-model"):
         check_engine("main", ray(engine=lacking, address="auto"))
+
+
+# tokens
+
+
+@pytest.fixture
+def no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where Ray would keep one; there is none, and the environment names none."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "auth_token"
+    monkeypatch.setattr("serving.ray_config._TOKEN_FILE", file)
+    return file
+
+
+def test_a_token_is_shown_where_there_is_one(
+    no_token: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert token_environment() == {}
+    no_token.write_text("secret")
+    assert token_environment() == {"RAY_AUTH_MODE": "token"}
+    no_token.unlink()
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/elsewhere")
+    assert token_environment() == {"RAY_AUTH_MODE": "token"}
+
+
+@pytest.mark.usefixtures("no_token")
+def test_a_cluster_of_ours_has_a_token_of_its_own() -> None:
+    one, other = own_token_environment(), own_token_environment()
+    assert one["RAY_AUTH_MODE"] == "token"
+    assert len(one["RAY_AUTH_TOKEN"]) == 64
+    assert one["RAY_AUTH_TOKEN"] != other["RAY_AUTH_TOKEN"]
+
+
+@pytest.mark.parametrize("mode", ["disabled", "token"])
+def test_whoever_chose_a_mode_is_left_alone(
+    no_token: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    no_token.write_text("secret")
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    assert token_environment() == own_token_environment() == {}

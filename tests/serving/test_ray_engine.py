@@ -20,6 +20,7 @@ from serving import (
     Overloaded,
     Request,
     RequestRejected,
+    Sampling,
     ScriptedConfig,
     TokenPrompt,
 )
@@ -88,6 +89,21 @@ async def test_a_reply_carries_the_replicas_name_and_figures(
     assert reply.step_requests_mean == 2.0
     assert (await engine.generate(make_request(1))).replica == "r2"
     assert not engine._pending
+
+
+def test_a_queue_before_the_deadline_is_waited_for() -> None:
+    """A question that had waited at its replica was given up while it was being answered."""
+    hosted = ScriptedConfig(max_concurrent=2, max_queued=5)
+    engine = RayEngine(EngineStart("main", Path(), 30.0, 1), config_of(engine=hosted))
+    request = Request("m/0/0/0", "m", TokenPrompt((1,)), None, 8, Sampling(), 10.0)
+    assert engine._most_s(request) == (1 + 3) * 10.0 + 5.0
+
+
+def test_two_engines_of_one_run_are_deployed_apart(tmp_path: Path) -> None:
+    """Names that differ in a letter which Ray does not take had one deployment between them."""
+    names = ("a_b", "a.b", "a-b")
+    engines = [RayEngine(EngineStart(name, tmp_path, 30.0, 1), config_of()) for name in names]
+    assert len({engine._app for engine in engines}) == 3
 
 
 async def test_limits_are_those_of_all_replicas_together(launch: Launch) -> None:
@@ -283,7 +299,8 @@ async def test_a_deadline_that_no_replica_keeps_is_a_stall(
 ) -> None:
     monkeypatch.setattr("serving.ray_engine._ANSWER_S", 0.01)
     engine = await launch("hang")
-    with pytest.raises(EngineStalled, match=r"m/0/0/0 was not answered in 0\.01 s"):
+    # the replica's queue of 3 is shorter than its batch: one deadline to wait there, one to answer
+    with pytest.raises(EngineStalled, match=r"m/0/0/0 was not answered in 0\.03 s"):
         await engine.generate(make_request(deadline_s=0.01))
     await read_until(tmp_path, "aborted 1")
     assert engine.restarts == 0

@@ -133,6 +133,20 @@ async def test_a_call_that_fails_is_made_again_with_the_same_last_answer(
     assert capfd.readouterr().err == "replica r1 was not heard: cut\n"
 
 
+async def test_a_replica_to_which_every_call_fails_is_silent_too(
+    puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call began the time anew, so what it had been asked was waited for."""
+    monkeypatch.setattr("serving.ray_line._PAUSE_S", 0.005)
+    async with asyncio.timeout(5):
+        while not puppet.said:
+            if not puppet.hears[-1].done():
+                puppet.hears[-1].set_exception(ConnectionError("cut"))
+            await asyncio.sleep(0.001)
+    assert puppet.said == [("silent",)]
+    assert len(puppet.hears) > 2
+
+
 async def test_closing_cancels_what_is_under_way(puppet: Puppet) -> None:
     puppet.line.say("ask", 1, [])
     await turns()
@@ -140,6 +154,7 @@ async def test_closing_cancels_what_is_under_way(puppet: Puppet) -> None:
     await turns()
     assert puppet.tells[0].cancelled()
     assert puppet.hears[0].cancelled()
+    await asyncio.sleep(0.06)
     assert puppet.said == []
 
 

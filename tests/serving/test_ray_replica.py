@@ -1,7 +1,10 @@
 """A replica by itself, in this process: what it answers, keeps, and gives up."""
 
 import asyncio
+import os
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,9 +32,11 @@ async def make(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.7")
     made: list[Any] = []
 
-    async def start(lease_seconds: float | None = None, **engine: Any) -> Any:
+    async def start(
+        lease_seconds: float | None = None, start_seconds: float = 0.0, **engine: Any
+    ) -> Any:
         table = {"kind": "scripted", "max_concurrent": 2, "max_queued": 1, **engine}
-        plan = ReplicaPlan("main", table, 5.0, 0, 0.01, lease_seconds)
+        plan = ReplicaPlan("main", table, 5.0, 0, 0.01, lease_seconds, start_seconds)
         replica = Held.__new__(Held)
         initialize: Any = Held.__init__
         await initialize(replica, plan)
@@ -123,6 +128,17 @@ async def test_another_host_begins_anew(make: Make, make_request: Callable[..., 
     assert replica.record_autoscaling_stats() == {"questions": 0.0}
 
 
+async def test_nothing_of_it_stays_on_its_machine(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    replica = await make()
+    replica._log_dir.mkdir()
+    (replica._log_dir / "engine-main.log").write_text("ready\n")
+    await replica.close()
+    assert os.listdir(tmp_path) == []
+
+
 async def test_it_says_how_it_is(make: Make) -> None:
     replica = await make()
     snapshots: list[Any] = []
@@ -148,16 +164,22 @@ async def test_an_engine_dead_for_good_is_told_to_ray(
         await replica.check_health()
 
 
-async def test_a_lease_that_nobody_renews_deletes_what_was_deployed(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deleted: asyncio.Queue[tuple[str, bool]] = asyncio.Queue()
+@pytest.fixture
+async def deleted(monkeypatch: pytest.MonkeyPatch) -> "asyncio.Queue[tuple[str, bool]]":
+    """What Ray is asked to delete."""
+    told: asyncio.Queue[tuple[str, bool]] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
     def delete(app: str, _blocking: bool) -> None:
-        loop.call_soon_threadsafe(deleted.put_nowait, (app, _blocking))
+        loop.call_soon_threadsafe(told.put_nowait, (app, _blocking))
 
     monkeypatch.setattr("ray.serve.delete", delete)
+    return told
+
+
+async def test_a_lease_that_nobody_renews_deletes_what_was_deployed(
+    make: Make, deleted: "asyncio.Queue[tuple[str, bool]]"
+) -> None:
     replica = await make(lease_seconds=0.2)
     for _ in range(20):
         await heard(replica)
@@ -165,6 +187,69 @@ async def test_a_lease_that_nobody_renews_deletes_what_was_deployed(
     assert deleted.empty()
     async with asyncio.timeout(5):
         assert await deleted.get() == ("app", False)
+
+
+async def test_a_replica_that_waits_for_the_others_to_open_keeps_what_was_deployed(
+    make: Make, deleted: "asyncio.Queue[tuple[str, bool]]"
+) -> None:
+    """Nobody asks before all are there, which may take longer than a lease: it deleted them all."""
+    replica = await make(lease_seconds=0.05, start_seconds=60.0)
+    await asyncio.sleep(0.2)
+    assert deleted.empty()
+    await heard(replica)
+    async with asyncio.timeout(5):
+        assert await deleted.get() == ("app", False), "from then on the lease counts"
+
+
+async def test_a_replica_that_was_frozen_for_a_lease_deletes_nothing(
+    make: Make, deleted: "asyncio.Queue[tuple[str, bool]]"
+) -> None:
+    """It found its lease run out before it could hear who asked, and deleted the live run's."""
+    replica = await make(lease_seconds=0.3)
+    await heard(replica)
+    await asyncio.sleep(0.05)
+    time.sleep(0.5)  # noqa: ASYNC251  # as long as it is stopped
+    await asyncio.sleep(0.05)
+    await heard(replica)
+    await asyncio.sleep(0.05)
+    assert deleted.empty()
+
+
+async def test_an_engine_dead_for_good_is_no_place_for_a_match(
+    make: Make, make_request: Callable[..., Request]
+) -> None:
+    """It was asked again at once, until Ray had replaced it."""
+    replica = await make()
+    assert Look(*(await heard(replica)).look).is_ready
+    await replica._engine.close()
+    await replica.tell("h", [["ask", 1, request_fields(make_request())]])
+    async with asyncio.timeout(5):
+        while not (told := await heard(replica)).answers:
+            pass
+    assert not Look(*told.look).is_ready
+
+
+async def test_a_question_that_it_cannot_read_is_answered_at_once(make: Make) -> None:
+    """Nobody heard of it before its deadline, and it counted as under way for ever."""
+    replica = await make()
+    await replica.tell("h", [["ask", 3, ["of another version"]]])
+    answers = await all_answers(replica, 1)
+    assert answers[3][1][0] == "transport"
+    assert "ValueError" in answers[3][1][1]
+    assert replica.record_autoscaling_stats() == {"questions": 0.0}
+
+
+async def test_what_waits_in_its_queue_is_told_as_waiting(
+    make: Make, make_request: Callable[..., Request]
+) -> None:
+    """It was taken for the harness's own time."""
+    replica = await make(max_concurrent=1, latency_seconds=0.1)
+    asks = [["ask", number, request_fields(make_request(number))] for number in range(2)]
+    await replica.tell("h", asks)
+    answers = await all_answers(replica, 2)
+    waits = [reply_of(reply, "r1", 0.0, 1.0).timings.queue_s for reply, _ in answers.values()]
+    assert waits[0] == pytest.approx(0.0, abs=0.05)
+    assert waits[1] == pytest.approx(0.1, abs=0.05)
 
 
 async def test_an_engine_that_does_not_open_says_where_and_why(make: Make) -> None:

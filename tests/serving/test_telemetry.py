@@ -534,6 +534,19 @@ async def test_a_reply_whose_tokens_are_no_count_is_malformed(
         await limited.generate(make_request(1))
 
 
+@pytest.mark.parametrize("name", [5, ["a"], b"a"], ids=str)
+async def test_a_replica_whose_name_is_no_text_has_none(
+    name: Any, make_request: MakeRequest
+) -> None:
+    at = time.monotonic()
+    engine = OwnEngine(replace(a_reply(at), replica=name), a_step(at, replica=name))
+    limited = Limited(engine)
+    (seen,) = [snapshot async for snapshot in limited.snapshots()]
+    assert seen.replica is None
+    with pytest.raises(MalformedReply):
+        await limited.generate(make_request(1))
+
+
 async def test_whatever_becomes_of_a_request_it_is_in_flight_no_more(
     make_request: MakeRequest,
 ) -> None:

@@ -70,11 +70,14 @@ export class ReplicaTable {
     if (told === this.#shown) return;
     this.#shown = told;
     this.#body.replaceChildren(...replicas.rows.map((row) => this.#row(row)));
-    const { straggler_ratio: ratio, straggler_moves: moves } = replicas;
+    const { count, straggler_ratio: ratio, straggler_moves: moves } = replicas;
+    const leftOut = count - replicas.rows.length;
+    const more = leftOut ? `And ${whole(leftOut)} more, silent or with fewer moves. ` : "";
     setText(
       this.#note,
-      `${movedText(replicas.matches_moved)} Times are the engine's for a move. Slow: a p50 of more than ` +
-        `${rounded(ratio)} times the median of the other replicas', each of ${whole(moves)} moves or more.`,
+      `${more}${movedText(replicas.matches_moved)} Times are the engine's for a move. Slow: for like moves, of one ` +
+        `agent at one game, a p50 of more than ${rounded(ratio)} times the median of the other replicas', each of ` +
+        `${whole(moves)} moves or more.`,
     );
   }
 
