@@ -1068,10 +1068,14 @@ def byte_size(option: str, text: str) -> int:
     raise ConfigError(f"{option}: {text[:200]!r} is no size; write it like 24GiB")
 
 
-def engine_fragment(name: str | None, knobs: Mapping[str, int]) -> str:
-    """Knobs of an engine as TOML to paste; `name` is of one that has a table already."""
-    toml = tomli_w.dumps({"engines": {name or "main": dict(knobs)}})
-    return toml if name is None else f"# in place of the lines of these names\n{toml}"
+def engine_fragment(config: RunConfig | None, name: str | None, knobs: Mapping[str, int]) -> str:
+    """Knobs of an engine as TOML to paste; `name` is of one that has a table in `config`."""
+    if config is None or name is None:
+        return tomli_w.dumps({"engines": {name or "main": dict(knobs)}})
+    engine = config.engine(name)
+    table = dict(knobs) if engine.computing is engine else {"engine": dict(knobs)}
+    toml = tomli_w.dumps({"engines": {name: table}})
+    return f"# in place of the lines of these names\n{toml}"
 
 
 def reference() -> str:

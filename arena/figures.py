@@ -28,7 +28,7 @@ from arena.store import (
     StoreError,
 )
 from games import Termination
-from serving import SPANS_S, Bucket, parse_engine_config
+from serving import SPANS_S, Bucket, EngineConfig, parse_engine_config
 
 IDLE_S = 5.0
 """After so many seconds without a bucket an engine has nothing in flight."""
@@ -200,8 +200,10 @@ class EngineFigures:
 
     def __init__(self, name: str, settings: Mapping[str, Any], *, exact: bool) -> None:
         self.name, self.settings = name, settings
-        self.batch_limit = _batch_limit(name, settings)
+        config = _config(name, settings)
+        self.batch_limit: int = config.batch_limit if config else settings["max_concurrent"]
         """Requests that one batch may hold."""
+        self.is_replicated = config is not None and config.is_replicated
         self.hosted = _hosted(settings)
         """Settings of the engine that computes: itself, or what each of its replicas hosts."""
         self.replicas = Replicas(exact=exact)
@@ -287,13 +289,12 @@ class EngineFigures:
         }
 
 
-def _batch_limit(name: str, settings: Mapping[str, Any]) -> int:
-    """As the engine's config has it; max_concurrent of one that this version cannot read."""
+def _config(name: str, settings: Mapping[str, Any]) -> EngineConfig | None:
+    """None of an engine that this version cannot read."""
     try:
-        return parse_engine_config(name, settings).batch_limit
+        return parse_engine_config(name, settings)
     except ValueError:
-        limit: int = settings["max_concurrent"]
-        return limit
+        return None
 
 
 def _hosted(settings: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -105,7 +105,7 @@ def prepare(config: RunConfig, name: str, logs: Path) -> tuple[Engine, Workload]
         )
     limited = build_engine(
         name,
-        settings.model_copy(update={"max_queued": DEEP}),
+        settings.with_queue(DEEP),
         log_dir=logs,
         stall_seconds=config.faults.stall_seconds,
         restart_limit=config.faults.restart_limit,

@@ -250,7 +250,7 @@ def _build(ask: PlanAsk) -> dict[str, Any]:
         "binding": _binding(workload, shared, compute),
         **_advice(ask, known, limits),
         "warnings": list(warnings(workload, pool, model, shared, compute["agents"])),
-        "notes": _notes(known, roof),
+        "notes": _notes(ask, known, roof),
         "rent_or_buy": rent_or_buy(ask.cost),
     }
 
@@ -269,7 +269,7 @@ def _known(ask: PlanAsk) -> _Known:
 
 def _settings(ask: PlanAsk, config: RunConfig, name: str) -> EngineConfig:
     """An engine's, with the model and the device that the command line names instead."""
-    settings = config.engine(name)
+    settings = config.engine(name).computing
     told: dict[str, Any] = {}
     if ask.model.name is not None and hasattr(settings, "model"):
         told["model"] = ask.model.name
@@ -292,7 +292,7 @@ def _advice(ask: PlanAsk, known: _Known, limits: Limits) -> dict[str, Any]:
     kinds, reason = engine_advice(known.workload, limits, suggestion)
     return {
         "suggest": knobs,
-        "toml": configs.engine_fragment(known.engine, knobs),
+        "toml": configs.engine_fragment(ask.config, known.engine, knobs),
         "goal_advice": texts,
         "engine_advice": {"kinds": list(kinds), "reason": reason},
     }
@@ -310,8 +310,11 @@ def _pasted_pool(ask: PlanAsk, known: _Known, suggestion: Suggestion) -> Pool:
     return pool_of(pasted, known.model, PoolAsk(known.memory, ask.kv_dtype, ask.unit_tokens))
 
 
-def _notes(known: _Known, roof: Roofline | None) -> list[str]:
+def _notes(ask: PlanAsk, known: _Known, roof: Roofline | None) -> list[str]:
     notes = list(known.model.notes)
+    config = None if known.engine is None or ask.config is None else ask.config.engine(known.engine)
+    if config is not None and config.is_replicated:
+        notes.append("all of it is of one replica, and of its share of the agents")
     if known.device is not None and roof is None:
         notes.append("how fast it computes needs the number of its weights: give --parameters")
     return notes

@@ -94,5 +94,5 @@ def _facts(figures: Figures, engine: EngineFigures) -> EngineFacts:
         block_tokens=hosted.get("block_tokens"),
         is_constrained=all(agent.get("mode") == "constrained" for agent in askers),
         parallel_matches=figures.config["tournament"]["parallel_matches"],
-        has_replicas=bool(engine.replicas.known),
+        has_replicas=engine.is_replicated,
     )

@@ -60,7 +60,7 @@ class Affinity:
         new = now - self._replicas
         self._replicas = now
         for match_id, place in list(self._places.items()):
-            if place.replica not in now or (new and self._prefers(match_id, now) in new):
+            if place.replica not in now or self._is_drawn(match_id, place.replica, new):
                 del self._places[match_id]
 
     def begin(self, match_id: str, now: float) -> str | None:
@@ -90,6 +90,13 @@ class Affinity:
         load = self.load(now)
         most = math.ceil((sum(load.values()) + 1) / len(load))
         return self._prefers(match_id, [one for one, held in load.items() if held < most])
+
+    def _is_drawn(self, match_id: str, replica: str, new: frozenset[str]) -> bool:
+        """Whether a match that is at `replica` prefers one of the new ones to all others."""
+        here = _weight(match_id, replica)
+        # few are compared with all, for there may be thousands of matches and hundreds of replicas
+        is_better = any(_weight(match_id, one) > here for one in new)
+        return is_better and self._prefers(match_id, self._replicas) in new
 
     @staticmethod
     def _prefers(match_id: str, replicas: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -66,6 +66,20 @@ class EngineConfig(BaseModel):
     def batch_limit(self) -> int:
         """Requests that one batch may hold: where there are replicas, of one of them."""
         return self.max_concurrent
+
+    @property
+    def computing(self) -> "EngineConfig":
+        """Of what computes: this engine, or what each of its replicas hosts."""
+        return self
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether it is replicas, to which another can be added."""
+        return False
+
+    def with_queue(self, max_queued: int) -> Self:
+        """The same engine with another bounded queue."""
+        return self.model_copy(update={"max_queued": max_queued})
 
     @model_validator(mode="before")
     @classmethod

@@ -256,6 +256,10 @@ class BatchKnobs(HttpEngineConfig):
     def batch_limit(self) -> int:
         return math.ceil(self.max_concurrent / len(self.urls or (self.url,)))
 
+    @property
+    def is_replicated(self) -> bool:
+        return len(self.urls or ()) > 1
+
     def at(self, url: str) -> Self:
         """The same for one of the `urls`, with its share of the requests."""
         only = {"url": url, "urls": None, "max_concurrent": self.batch_limit}

@@ -7,7 +7,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -134,8 +134,8 @@ class RayConfig(EngineConfig):
         default=60.0,
         ge=5,
         strict=True,
-        description="On a cluster that outlives the run: replicas that no arena has asked after "
-        "for so long end themselves.",
+        description="On a cluster that outlives the run: replicas that no arena has asked for so "
+        "long end themselves; before they are asked first, after start_seconds.",
     )
     start_seconds: float = Field(
         default=900.0,
@@ -187,7 +187,19 @@ class RayConfig(EngineConfig):
 
     @property
     def batch_limit(self) -> int:
-        return self.engine.max_concurrent
+        return min(self.max_concurrent, self.engine.max_concurrent)
+
+    @property
+    def computing(self) -> EngineConfig:
+        return self.engine
+
+    @property
+    def is_replicated(self) -> bool:
+        return True
+
+    def with_queue(self, max_queued: int) -> Self:
+        engine = self.engine.with_queue(max_queued)
+        return self.model_copy(update={"max_queued": max_queued, "engine": engine})
 
     @property
     def most_replicas(self) -> int:

@@ -84,10 +84,10 @@ class Host:
 
     async def first_replicas(self) -> str:
         """Waits until they are there; the version of their engine."""
+        self._run(self._watch_cluster())
         # Ray makes the router, which is told of the replicas, for the first question
         version = str(await self._handle.options(method_name="version").remote())
         await self._complete.wait()
-        self._run(self._watch_cluster())
         return version
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
@@ -258,10 +258,14 @@ class Host:
         self.send("done", number, bool(counted) and all(one is True for one in counted))
 
     async def _delete(self) -> None:
-        with suppress(Exception):  # a cluster that is gone holds nothing of ours
+        try:
             async with asyncio.timeout(_DELETE_S):
                 await asyncio.to_thread(serve.delete, self._start.app)
-        self.send("closed")
+        # whatever Ray raises: the arena says that something may be left
+        except Exception as error:  # noqa: BLE001
+            sys.stderr.write(f"{self._start.app} was not deleted: {one_line(error)}\n")
+        else:
+            self.send("closed")
 
     async def _watch_cluster(self) -> None:
         """Ray does not say that its head is gone, and who asks it waits for ever; nor does it bring

@@ -573,7 +573,8 @@ async def test_a_blocked_loop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     measuring.cancel()
     assert lag.sketch.greatest >= 25
     at = series(await metrics_of(figures_of(()), lag=lag).text())
-    assert at['arena_event_loop_lag_seconds_bucket{le="0.02"}'] == 0
+    # passes of the loop after it may be measured too
+    assert at['arena_event_loop_lag_seconds_bucket{le="0.02"}'] < lag.sketch.count
     assert at['arena_event_loop_lag_seconds_bucket{le="+Inf"}'] == lag.sketch.count
 
 
