@@ -36,7 +36,8 @@ from serving.batching import (
 
 Routing = Literal["hash", "bounded", "even"]
 """hash: by a hash of the match id. bounded: the same, but a GPU that has `BOUND` times the mean
-hands a match to the next (consistent hashing with bounded loads, SODA 2018). even: least loaded."""
+hands a match to the next (consistent hashing with bounded loads, SODA 2018). even: least loaded,
+as `serving.affinity` keeps it."""
 ROUTINGS: tuple[Routing, ...] = get_args(Routing)
 BOUND = 1.1
 WARM_UP_PERIODS = 3

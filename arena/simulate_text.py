@@ -316,6 +316,13 @@ def _gpus(count: int) -> str:
     return "1 GPU" if count == 1 else f"{count:,} GPUs"
 
 
+_ROUTED = {
+    "hash": "routed by hash",
+    "bounded": "routed by hash with bounded loads",
+    "even": "spread evenly, as the arena places them",
+}
+
+
 def _fleet_summary(result: Row) -> str:
     each = result["matches_per_gpu"]
     sized = (
@@ -325,7 +332,7 @@ def _fleet_summary(result: Row) -> str:
     )
     return (
         f"{result['seats']:,} seats, a move every {result['period_seconds']:g} s each, on "
-        f"{_gpus(result['gpus'])}{sized}; matches routed by {result['routing']}: "
+        f"{_gpus(result['gpus'])}{sized}; matches {_ROUTED[result['routing']]}: "
         f"{each['mean']:,.1f} a GPU on the average, {each['max']:,} on the fullest; seed "
         f"{result['seed']}"
     )
