@@ -106,7 +106,7 @@ class HostKeeper:
         try:
             self.version = await wait_until_ready(host, self._ready, start)
         except BaseException:
-            await host.end(grace_s=0)
+            await host.end()
             raise
         self.host = host
         self._serving.set()

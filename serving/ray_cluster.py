@@ -3,14 +3,17 @@
 import os
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 # read when ray is imported: it would tell its makers
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
 
+from serving.process import last_error
 from serving.ray_wire import one_line
 
 _REACH_S = 5.0
@@ -31,7 +34,7 @@ def join(address: str, patience_s: float = 0.0) -> None:
     try:
         _try_for(patience_s, lambda: _join(address), (OSError,))
     except OSError as error:
-        raise ConnectionError(f"no Ray cluster answers at {address}: {one_line(error)}") from error
+        raise ConnectionError(f"no Ray cluster answers at {address}: {_told(error)}") from error
 
 
 def start_here(cpus: int) -> None:
@@ -55,11 +58,33 @@ def start_here(cpus: int) -> None:
 
 
 def _join(address: str) -> None:
+    if address == "auto":
+        address = _started_here()
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host:
         # Ray itself would try for minutes
         socket.create_connection((host, int(port)), _REACH_S).close()
     ray.init(address, log_to_driver=False)
+
+
+def _started_here() -> str:
+    """Of the cluster that `ray start` started on this machine. Ray itself would look through the
+    processes too, and might take one that belongs to another run and ends with it."""
+    if address := os.environ.get("RAY_ADDRESS"):
+        return address
+    file = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir()), "ray", "ray_current_cluster")
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        raise ConnectionError(
+            f"`ray start` has left no {file}; start a cluster, or give host:port"
+        ) from None
+
+
+def _told(error: BaseException) -> str:
+    """In one line; of another process's traceback the last."""
+    text = str(error)
+    return last_error(text) if "Traceback" in text else " ".join(text.split())[:300]
 
 
 def _try_for(

@@ -288,7 +288,8 @@ def token_environment() -> dict[str, str]:
 
 
 def own_token_environment() -> dict[str, str]:
-    """For a process that starts a cluster of its own: a token that stands in no file."""
-    if "RAY_AUTH_MODE" in os.environ:
+    """For a process that starts a cluster of its own: a token that stands in no file, unless
+    whoever set RAY_AUTH_MODE wants none."""
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
         return {}
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}

@@ -41,15 +41,20 @@ def deploy(start: RayStart) -> tuple[Any, int]:
     if _is_up(serve.status().applications.get(start.app)):
         return serve.get_app_handle(start.app), 1
     application = deployment(_options(start), ReplicaPlan(**start.plan))
+    is_up = False
     try:
-        with _news(start.app):
-            return serve.run(application, name=start.app, route_prefix=None), start.replicas
+        with _news(start):
+            handle = serve.run(application, name=start.app, route_prefix=None)
+        is_up = True
+        return handle, start.replicas
     except RuntimeError as error:
-        reason = _reason(start.app, error)
-        # replicas that did come up would hold their GPUs for nobody
-        with contextlib.suppress(Exception):
-            serve.delete(start.app, _blocking=False)
-        raise RuntimeError(reason) from error
+        raise RuntimeError(_reason(start.app, error)) from error
+    finally:
+        if not is_up:
+            # replicas that did come up would hold their GPUs for nobody, and others be waited for
+            with contextlib.suppress(Exception):
+                serve.delete(start.app, _blocking=False)
+                serve.status()  # once it answers, it has heard what was said before
 
 
 def _is_up(found: ApplicationStatusOverview | None) -> bool:
@@ -95,9 +100,9 @@ def _check_gpus(start: RayStart) -> None:
 
 
 @contextlib.contextmanager
-def _news(app: str) -> Iterator[None]:
-    """Meanwhile write to the log what Ray says of replicas that do not come up, whenever it says
-    something else."""
+def _news(start: RayStart) -> Iterator[None]:
+    """Meanwhile write to the log how replicas come up, whenever there is something else to say: the
+    last of it is told where they do not."""
     ended = threading.Event()
 
     def look() -> None:
@@ -105,7 +110,8 @@ def _news(app: str) -> Iterator[None]:
         while not ended.wait(_NEWS_PERIOD_S):
             # news alone: what is wrong with Ray, `serve.run` tells
             with contextlib.suppress(Exception):
-                if (said := " ".join(_messages(app))) and said != told:
+                said = " ".join([_awaited(start), *_messages(start.app)])
+                if said != told:
                     told = said
                     sys.stderr.write(f"{' '.join(said.split())}\n")
 
@@ -115,6 +121,20 @@ def _news(app: str) -> Iterator[None]:
         yield
     finally:
         ended.set()
+
+
+def _awaited(start: RayStart) -> str:
+    """What replicas ask for, and what there is."""
+    total = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    free = ray.available_resources()  # type: ignore[no-untyped-call]
+    there = ", ".join(
+        f"{free.get(kind, 0):g} of {total.get(kind, 0):g} {name} free"
+        for kind, name in (("CPU", "processors"), ("GPU", "GPUs"))
+    )
+    return (
+        f"waiting for {start.replicas} replicas, which ask for {start.cpus:g} processors and "
+        f"{start.gpus:g} GPUs each; the cluster has {there}."
+    )
 
 
 def _messages(app: str) -> list[str]:

@@ -123,6 +123,9 @@ class RayEngine:
         self._unread: deque[EngineSnapshot] = deque(maxlen=_SNAPSHOTS_KEPT)
         self._is_told = asyncio.Event()
         self._is_closed = False
+        self._heard = time.monotonic()
+        """Something of the host, last."""
+        self._watching: asyncio.Task[None] | None = None
 
     @property
     def version(self) -> str:
@@ -176,6 +179,8 @@ class RayEngine:
             final = EngineDead(str(error), final=True)
             self._keeper.give_up(final)
             raise final from error
+        self._watching = asyncio.create_task(self._watch_host())
+        self._watching.add_done_callback(self._keeper.guard_ended)
 
     async def generate(self, request: Request) -> Reply:
         host = await self._serving_host()
@@ -215,6 +220,9 @@ class RayEngine:
 
     async def close(self) -> None:
         """End the replicas and the host; of a local cluster all of it."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         host = self._keeper.live
         if host is not None and not self._config.is_local:
             await self._delete(host)
@@ -233,6 +241,24 @@ class RayEngine:
         deleted.cancel()
         if not self._is_deleted.is_set():
             log.warning("engine.not_deleted", engine=self.name, app=self._app)
+
+    async def _watch_host(self) -> None:
+        """A host that is frozen is of no more use: it tells something twice a second."""
+        stall_s = self._settings.stall_seconds
+        period = min(1.0, stall_s / 4)
+        watched: HostProcess | None = None
+        while True:
+            woken = time.monotonic()
+            await asyncio.sleep(period)
+            now = time.monotonic()
+            host = self._keeper.live
+            if host is not watched or now - woken > period + 1.0:
+                # one that was started just now, or this process itself was stopped
+                watched, self._heard = host, now
+            silent_s = now - self._heard
+            if host is not None and silent_s > stall_s:
+                why = f"its process that speaks to Ray told nothing for {silent_s:.1f} s"
+                host.link.fail(EngineStalled(f"engine {self.name}: {why}"))
 
     async def _serving_host(self) -> HostProcess:
         while True:
@@ -319,6 +345,7 @@ class RayEngine:
 
     def _take(self, tag: str, fields: Fields) -> None:
         """One message from the host."""
+        self._heard = time.monotonic()
         if tag == "reply":
             number, replica, reply = fields
             if (pending := self._pending.get(number)) is not None and not pending.answer.done():

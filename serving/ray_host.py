@@ -38,6 +38,7 @@ from serving.ray_deploy import deploy
 from serving.ray_line import ReplicaLine
 from serving.ray_wire import Fields, Look, RayStart, one_line
 
+BEAT_S = 0.5
 _CONNECT_S = 30.0
 """A head that is started again is away for less."""
 _EVERYWHERE_S = 600.0
@@ -89,6 +90,11 @@ class Host:
         version = str(await self._handle.options(method_name="version").remote())
         await self._complete.wait()
         return version
+
+    def beat(self) -> None:
+        """Tell the arena again and again that this process is not frozen."""
+        self.send("alive")
+        self._loop.call_later(BEAT_S, self.beat)
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Answer until the arena closes its end."""
@@ -295,8 +301,11 @@ async def main(descriptor: int) -> None:
         start_here(max(os.cpu_count() or 1, math.ceil(start.most_replicas * start.cpus)))
     else:
         join(start.address, _CONNECT_S)
+    # told to end while it deploys, it still gives the cluster back what it asked for
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     host = Host(start, *deploy(start), writer)
     version = await host.first_replicas()
+    host.beat()
     host.send("ready", f"{ray.__version__}, {start.plan['engine']['kind']} {version}")
     serving = asyncio.create_task(host.serve(reader))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)

@@ -10,6 +10,7 @@ are. Clocks differ between machines, so only durations cross: a time is told as 
     reset  number                                    look   Look fields, of each again and again
     close  (deletes what was deployed)               replicas  names of those that serve
                                                      closed
+                                                     alive  (again and again)
 
 Between host and replica the same fields go, by `ray_line`.
 """

@@ -350,6 +350,40 @@ def test_a_cluster_that_the_arena_does_not_belong_to(
     assert not replicas_in(cluster.session)
 
 
+APPLICATIONS = """
+import sys, time
+import ray
+from ray import serve
+ray.init(sys.argv[1], log_to_driver=False)
+limit = time.monotonic() + 60
+while serve.status().applications and time.monotonic() < limit:
+    time.sleep(0.5)
+print({name: str(one.status) for name, one in serve.status().applications.items()})
+"""
+
+
+def test_replicas_that_no_machine_can_hold_are_told_and_not_left_waiting(
+    cluster: RayCluster, make_run: Callable[..., Run]
+) -> None:
+    knobs = "\ngpus_per_replica = 3.0\nstart_seconds = 25.0\n[engines.main.engine]"
+    engine = ray_engine(cluster.address, 2).replace("[engines.main.engine]", knobs)
+    run = make_run(engine)
+    run.start()
+    code, said = run.ended()
+    assert code == 3
+    assert "waiting for 2 replicas, which ask for 1 processors and 3 GPUs each" in said
+    assert "0 of 0 GPUs free" in said
+    asked = subprocess.run(
+        [sys.executable, "-c", APPLICATIONS, cluster.address],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **LOOPBACK},
+        timeout=120,
+        check=True,
+    )
+    assert asked.stdout.splitlines()[-1] == "{}"
+
+
 def test_a_head_that_dies_with_its_cluster_and_comes_back(
     cluster: RayCluster, make_run: Callable[..., Run], calm: Callable[[int, int], Records]
 ) -> None:

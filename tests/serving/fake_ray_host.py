@@ -10,7 +10,8 @@ lonely_once:F  all replicas end at the first request while file F is absent (it 
 restarting   r1 and r2 are away in turn while their engines are started again, and answer then
 die_once:F   ends at the first request while file F is absent (it makes F); then answers
 die          ends at every request
-hang         takes requests and says nothing more
+hang         takes requests and says nothing more of them
+freeze_once:F  stands still at the first request while file F is absent (it makes F); then answers
 half         answers, and one replica cannot prime or reset
 silent       neither primes nor resets, and does not say when it has deleted what was deployed
 die_at_close ends when it is to delete what was deployed
@@ -18,8 +19,12 @@ crash        writes an error and ends before it is ready
 """
 
 import os
+import signal
 import socket
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +44,11 @@ class FakeRayHost:
         self.channel = channel
         self.replicas = ["r1", "r2"]
         self.asked = 0
+        self.lock = threading.Lock()
 
     def send(self, *messages: Any) -> None:
-        self.channel.sendall(encode(messages))
+        with self.lock:
+            self.channel.sendall(encode(messages))
 
     def serve(self) -> None:
         for line in self.channel.makefile("rb"):
@@ -64,6 +71,13 @@ class FakeRayHost:
         self.send(["replicas", []])
         self.see(*self.replicas)
         self.send(["ready", "9.9, ray 0.0"])
+        threading.Thread(target=self.beat, daemon=True).start()
+
+    def beat(self) -> None:
+        with suppress(OSError):
+            while True:
+                time.sleep(0.05)
+                self.send(["alive"])
 
     def see(self, *replicas: str) -> None:
         self.replicas = list(replicas)
@@ -80,6 +94,8 @@ class FakeRayHost:
         nth = f"{self.behaviour} {self.asked}"
         if self.behaviour == "die" or (self.behaviour == "die_once" and self.is_first_start()):
             os._exit(1)
+        elif self.behaviour == "freeze_once" and self.is_first_start():
+            os.kill(os.getpid(), signal.SIGSTOP)
         elif nth == "lonely 2" or (self.behaviour == "lonely_once" and self.is_first_start()):
             self.see()
             self.fail(number, "engine_dead", "replica r2 ended")

@@ -378,10 +378,17 @@ def test_a_cluster_of_ours_has_a_token_of_its_own() -> None:
     assert one["RAY_AUTH_TOKEN"] != other["RAY_AUTH_TOKEN"]
 
 
-@pytest.mark.parametrize("mode", ["disabled", "token"])
-def test_whoever_chose_a_mode_is_left_alone(
-    no_token: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+def test_a_mode_of_the_environment_is_no_reason_to_share_a_token(
+    no_token: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_token.write_text("secret")
-    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    assert len(own_token_environment()["RAY_AUTH_TOKEN"]) == 64
+
+
+def test_whoever_chose_a_mode_is_left_alone(
+    no_token: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_token.write_text("secret")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     assert token_environment() == own_token_environment() == {}

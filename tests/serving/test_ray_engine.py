@@ -47,8 +47,10 @@ async def launch(template: ModelTemplate, tmp_path: Path) -> AsyncIterator[Launc
     engines: list[RayEngine] = []
     groups: list[int] = []
 
-    async def start(behaviour: str, *, restarts: int = 1, **knobs: object) -> RayEngine:
-        engine = RayEngine(EngineStart("main", tmp_path, 30.0, restarts), config_of(**knobs))
+    async def start(
+        behaviour: str, *, restarts: int = 1, stall: float = 30.0, **knobs: object
+    ) -> RayEngine:
+        engine = RayEngine(EngineStart("main", tmp_path, stall, restarts), config_of(**knobs))
         engine.host_command = (sys.executable, FAKE, behaviour)
         engines.append(engine)
         await engine.open()
@@ -89,6 +91,28 @@ async def test_a_reply_carries_the_replicas_name_and_figures(
     assert reply.step_requests_mean == 2.0
     assert (await engine.generate(make_request(1))).replica == "r2"
     assert not engine._pending
+
+
+async def test_a_host_that_tells_nothing_is_ended_and_another_takes_its_place(
+    launch: Launch, make_request: MakeRequest, tmp_path: Path
+) -> None:
+    """A frozen one was waited for until each request's deadline, and never replaced."""
+    engine = await launch(f"freeze_once:{tmp_path / 'marker'}", stall=0.5)
+    frozen = engine.pgid
+    with pytest.raises(EngineStalled, match="process that speaks to Ray told nothing for"):
+        await engine.generate(make_request())
+    assert (await engine.generate(make_request(1))).text == "e2e4"
+    assert engine.pgid != frozen
+    assert engine.restarts == 1
+
+
+async def test_a_host_that_only_has_nothing_to_do_is_left_alone(
+    launch: Launch, make_request: MakeRequest
+) -> None:
+    engine = await launch("answer", stall=0.5)
+    await asyncio.sleep(1.2)
+    assert (await engine.generate(make_request())).text == "e2e4"
+    assert engine.restarts == 0
 
 
 def test_a_queue_before_the_deadline_is_waited_for() -> None:

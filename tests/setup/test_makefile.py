@@ -115,7 +115,7 @@ def test_a_fresh_clone_takes_torch_from_the_cpu_backend(checkout: Checkout) -> N
     assert pip.endswith("-c cpu-constraints.txt uv")
     assert install == (
         "uv pip install --quiet --python .venv/bin/python --torch-backend cpu"
-        " --override cpu-overrides.txt -c cpu-constraints.txt -e .[cpu,dev,llamacpp,otel]"
+        " --override cpu-overrides.txt -c cpu-constraints.txt -e .[cpu,dev,llamacpp,otel,ray]"
     )
     assert checkout.is_ready
 
