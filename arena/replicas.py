@@ -19,8 +19,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from agents import charged_seconds
 from arena.distribution import Distribution, Exact, Sketch, weighted_summary
 from arena.store import AttemptRow, SampleRow
+from serving import Timings
 
 STRAGGLER_RATIO = 1.5
 STRAGGLER_MOVES = 30
@@ -186,13 +188,12 @@ def shortened(section: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def engine_s(row: AttemptRow) -> float | None:
-    """Seconds that an engine spent on an attempt, as they are charged to a clock: prefill and
-    decode, or admitted to done where the engine does not tell both. None: neither is known."""
-    if row.prefill_s is not None and row.decode_s is not None:
-        return row.prefill_s + row.decode_s
-    if row.admitted is None or row.done is None:
+    """Seconds that an engine spent on an attempt, as they are charged to a clock. None: it was not
+    answered."""
+    at, done = row.admitted, row.done
+    if at is None or done is None:
         return None
-    return row.done - row.admitted
+    return charged_seconds(Timings(at, at, None, done, row.queue_s, row.prefill_s, row.decode_s))
 
 
 def _ratios(replicas: Iterable[ReplicaFigures]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from serving.engine import EngineDead, EngineError
 from serving.engine_group import EngineFiles, EngineGroup, log_tail, spawn_group
-from serving.host_wire import decode, encode
+from serving.host_wire import Outbox, decode
 from serving.process import TERMINATE_GRACE_S, last_error
 
 
@@ -38,10 +38,9 @@ class HostLink(asyncio.Protocol):
     def __init__(self, take: Callable[[str, list[Any]], None]) -> None:
         self._take = take
         self._transport: asyncio.Transport | None = None
-        self._outbox: list[Sequence[Any]] = []
+        self._outbox = Outbox(self._write)
         self._rest = b""
-        self._loop = asyncio.get_running_loop()
-        self.failed: asyncio.Future[EngineError] = self._loop.create_future()
+        self.failed: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
         """Done with the reason once this start of the engine is of no more use."""
 
     def fail(self, error: EngineError) -> None:
@@ -50,9 +49,7 @@ class HostLink(asyncio.Protocol):
             self.failed.set_result(error)
 
     def send(self, *message: Any) -> None:
-        if not self._outbox:
-            self._loop.call_soon(self._flush)
-        self._outbox.append(message)
+        self._outbox.put(*message)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -79,10 +76,9 @@ class HostLink(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.fail(EngineDead("the engine's host process ended"))
 
-    def _flush(self) -> None:
-        messages, self._outbox = self._outbox, []
+    def _write(self, line: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode(messages))
+            self._transport.write(line)
 
 
 class HostProcess:

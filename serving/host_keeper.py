@@ -36,7 +36,6 @@ class HostKeeper:
         self._settings = settings
         self._take = take
         self._failed = failed
-        self._start: HostStart | None = None
         self._serving = asyncio.Event()
         """Set while requests need not wait: the host is ready, or there will be none again."""
         self._final: EngineDead | None = None
@@ -56,7 +55,6 @@ class HostKeeper:
 
     async def open(self, start: HostStart) -> None:
         """A ready host, and one that takes its place whenever it fails; raises EngineDead."""
-        self._start = start
         await self._start_host(start)
         self._supervision = asyncio.create_task(self._supervise(start))
         self._supervision.add_done_callback(self.guard_ended)

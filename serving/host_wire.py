@@ -8,8 +8,9 @@ times. Every host knows these; what else is said is its own (`vllm_wire`, `ray_w
                                                    dead   message           (the host ends)
 """
 
+import asyncio
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 LONGEST_LINE = 1 << 28
@@ -27,3 +28,23 @@ def decode(line: bytes) -> list[list[Any]]:
     if not isinstance(messages, list):
         raise ValueError("not a list of messages")
     return messages
+
+
+class Outbox:
+    """Messages of one turn of the loop leave as one line, at its end."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self._messages: list[Sequence[Any]] = []
+        self._loop = asyncio.get_running_loop()
+
+    def put(self, *message: Any) -> None:
+        if not self._messages:
+            self._loop.call_soon(self.flush)
+        self._messages.append(message)
+
+    def flush(self) -> None:
+        """Let them leave now."""
+        messages, self._messages = self._messages, []
+        if messages:
+            self._write(encode(messages))

@@ -1,14 +1,11 @@
 """What is sampled of a server: snapshots with totals that begin when the engine is opened."""
 
-import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator
 
 from serving.dialect import Seen
 from serving.engine import EngineSnapshot, Usage
-
-_SNAPSHOTS_KEPT = 4096
+from serving.snapshots import SnapshotQueue
 
 
 class _Total:
@@ -51,9 +48,7 @@ class SampledTelemetry:
         self._told_queries = self._told_hits = 0
         self._is_told = True
         """By every answer so far."""
-        self._unread: deque[EngineSnapshot] = deque(maxlen=_SNAPSHOTS_KEPT)
-        self._changed = asyncio.Event()
-        self._is_closed = False
+        self._queue = SnapshotQueue()
 
     def began(self) -> None:
         """We launched a server: it counts from zero."""
@@ -88,32 +83,23 @@ class SampledTelemetry:
         queries, hits = self._queries.value, self._hits.value
         if not self._has_figures and self._is_told:
             queries, hits = self._told_queries, self._told_hits
-        self._unread.append(
-            EngineSnapshot(
-                at=time.monotonic(),
-                source="sampled",
-                running=seen.running if self._has_figures else in_flight,
-                waiting=seen.waiting,
-                kv_usage=seen.kv_usage,
-                prefix_queries=queries,
-                prefix_hits=hits,
-                preemptions=self._preemptions.value,
-                rejected=self.rejected,
-            )
+        snapshot = EngineSnapshot(
+            at=time.monotonic(),
+            source="sampled",
+            running=seen.running if self._has_figures else in_flight,
+            waiting=seen.waiting,
+            kv_usage=seen.kv_usage,
+            prefix_queries=queries,
+            prefix_hits=hits,
+            preemptions=self._preemptions.value,
+            rejected=self.rejected,
         )
-        self._changed.set()
+        self._queue.put((snapshot,))
 
     def close(self) -> None:
         """No more will come."""
-        self._is_closed = True
-        self._changed.set()
+        self._queue.close()
 
-    async def snapshots(self) -> AsyncIterator[EngineSnapshot]:
+    def snapshots(self) -> AsyncIterator[EngineSnapshot]:
         """As they come, until closed."""
-        while True:
-            while self._unread:
-                yield self._unread.popleft()
-            if self._is_closed:
-                return
-            self._changed.clear()
-            await self._changed.wait()
+        return self._queue.read()

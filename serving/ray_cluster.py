@@ -18,6 +18,7 @@ from serving.ray_wire import one_line
 
 _REACH_S = 5.0
 _PAUSE_S = 1.0
+_LONGEST_REASON = 300
 _LOCAL_TRIES_S = 60.0
 """On a busy machine Ray's own agent may come too late, and its raylet ends; then it is tried again.
 """
@@ -34,7 +35,9 @@ def join(address: str, patience_s: float = 0.0) -> None:
     try:
         _try_for(patience_s, lambda: _join(address), (OSError,))
     except OSError as error:
-        raise ConnectionError(f"no Ray cluster answers at {address}: {_told(error)}") from error
+        raise ConnectionError(
+            f"no Ray cluster answers at {address}: {told(error)[:_LONGEST_REASON]}"
+        ) from error
 
 
 def start_here(cpus: int) -> None:
@@ -81,10 +84,10 @@ def _started_here() -> str:
         ) from None
 
 
-def _told(error: BaseException) -> str:
+def told(error: BaseException) -> str:
     """In one line; of another process's traceback the last."""
     text = str(error)
-    return last_error(text) if "Traceback" in text else " ".join(text.split())[:300]
+    return last_error(text) if "Traceback" in text else " ".join(text.split()) or repr(error)
 
 
 def _try_for(

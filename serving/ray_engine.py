@@ -16,7 +16,6 @@ import socket
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from copy import copy
 from dataclasses import asdict
@@ -58,6 +57,7 @@ from serving.ray_wire import (
     request_fields,
     snapshot_of,
 )
+from serving.snapshots import SnapshotQueue
 from serving.template import TemplateError
 
 _ANSWER_S = 5.0
@@ -120,9 +120,7 @@ class RayEngine:
         """The last at each replica, without its snapshots; of those that ended too."""
         self._left_alone: asyncio.TimerHandle | None = None
         self._is_deleted = asyncio.Event()
-        self._unread: deque[EngineSnapshot] = deque(maxlen=_SNAPSHOTS_KEPT)
-        self._is_told = asyncio.Event()
-        self._is_closed = False
+        self._queue = SnapshotQueue(_SNAPSHOTS_KEPT)
         self._heard = time.monotonic()
         """Something of the host, last."""
         self._watching: asyncio.Task[None] | None = None
@@ -199,15 +197,9 @@ class RayEngine:
             self._pending.pop(pending.number, None)
             pending.timer.cancel()
 
-    async def snapshots(self) -> AsyncIterator[EngineSnapshot]:
+    def snapshots(self) -> AsyncIterator[EngineSnapshot]:
         """Those of all replicas, each with its name."""
-        while True:
-            while self._unread:
-                yield self._unread.popleft()
-            if self._is_closed:
-                return
-            self._is_told.clear()
-            await self._is_told.wait()
+        return self._queue.read()
 
     async def prime(self, prompt: Prompt) -> None:
         """On every replica."""
@@ -229,8 +221,7 @@ class RayEngine:
         self._expect_replicas()
         await self._keeper.close()
         self._has_replicas.set()
-        self._is_closed = True
-        self._is_told.set()
+        self._queue.close()
 
     async def _delete(self, host: HostProcess) -> None:
         """Give the cluster back what was deployed; what stays ends with its lease."""
@@ -368,8 +359,7 @@ class RayEngine:
     def _keep(self, look: Look) -> None:
         now = time.monotonic()
         self._looks[look.replica] = look._replace(snapshots=())
-        self._unread.extend(snapshot_of(one, look.replica, now) for one in look.snapshots)
-        self._is_told.set()
+        self._queue.put(snapshot_of(one, look.replica, now) for one in look.snapshots)
 
     def _see(self, replicas: frozenset[str]) -> None:
         """Those that serve now."""

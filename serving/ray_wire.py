@@ -16,7 +16,8 @@ Between host and replica the same fields go, by `ray_line`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from serving.engine import (
@@ -40,6 +41,11 @@ from serving.engine import (
 )
 
 Fields = list[Any]
+
+_TOLD = attrgetter(
+    *(one.name for one in fields(EngineSnapshot) if one.name not in ("at", "replica"))
+)
+"""Of a snapshot, in the order of its fields: all between its time and its replica."""
 
 _ERRORS: dict[str, type[EngineError]] = {
     error.kind: error
@@ -216,19 +222,7 @@ def error_of(kind: str, message: str) -> EngineError:
 
 def snapshot_fields(snapshot: EngineSnapshot, now: float) -> Fields:
     """A snapshot as JSON's types, its time as its age at `now`."""
-    return [
-        now - snapshot.at,
-        snapshot.source,
-        snapshot.running,
-        snapshot.waiting,
-        snapshot.step_requests,
-        snapshot.step_tokens,
-        snapshot.kv_usage,
-        snapshot.prefix_queries,
-        snapshot.prefix_hits,
-        snapshot.preemptions,
-        snapshot.rejected,
-    ]
+    return [now - snapshot.at, *_TOLD(snapshot)]
 
 
 def snapshot_of(fields: Fields, replica: str, now: float) -> EngineSnapshot:

@@ -5,7 +5,7 @@ import itertools
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any
@@ -35,6 +35,7 @@ from serving.engine import (
 from serving.host_child import HostProcess, HostStart
 from serving.host_keeper import HostKeeper
 from serving.models import ResolvedModel, resolve, shape_of
+from serving.snapshots import SnapshotQueue
 from serving.template import ModelTemplate, TemplateError, load_template
 from serving.vllm_config import (
     VllmConfig,
@@ -52,7 +53,6 @@ captured for a large model; a process that ends before is noticed at once."""
 _EXPIRE_S = 5.0
 _RESET_S = 10.0
 _METRICS_S = 2.0
-_SNAPSHOTS_KEPT = 4096
 _FINISHES = {"stop": Finish.STOP, "repetition": Finish.STOP, "length": Finish.LENGTH}
 
 
@@ -386,46 +386,37 @@ class _Telemetry:
         self._hits = 0
         self._preemptions = 0
         self._last_at = 0.0
-        self._unread: deque[EngineSnapshot] = deque(maxlen=_SNAPSHOTS_KEPT)
-        self._changed = asyncio.Event()
-        self._closed = False
+        self._queue = SnapshotQueue()
 
     def add(self, now: float, steps: list[Step]) -> None:
+        self._queue.put(self._snapshots(now, steps))
+
+    def _snapshots(self, now: float, steps: list[Step]) -> Iterator[EngineSnapshot]:
         for step in steps:
             # ages hold for the time of sending; of two batches read at once the first seems newer
             self._last_at = max(self._last_at, now - step.age_s)
             self._queries += step.prefix_queries
             self._hits += step.prefix_hits
             self._preemptions += step.preemptions
-            self._unread.append(
-                EngineSnapshot(
-                    at=self._last_at,
-                    source="per_step",
-                    running=step.running,
-                    waiting=step.waiting,
-                    step_requests=step.requests,
-                    step_tokens=step.tokens,
-                    kv_usage=step.kv_usage,
-                    prefix_queries=self._queries,
-                    prefix_hits=self._hits,
-                    preemptions=self._preemptions,
-                    rejected=self.rejected,
-                )
+            yield EngineSnapshot(
+                at=self._last_at,
+                source="per_step",
+                running=step.running,
+                waiting=step.waiting,
+                step_requests=step.requests,
+                step_tokens=step.tokens,
+                kv_usage=step.kv_usage,
+                prefix_queries=self._queries,
+                prefix_hits=self._hits,
+                preemptions=self._preemptions,
+                rejected=self.rejected,
             )
-        self._changed.set()
 
     def close(self) -> None:
-        self._closed = True
-        self._changed.set()
+        self._queue.close()
 
-    async def snapshots(self) -> AsyncIterator[EngineSnapshot]:
-        while True:
-            while self._unread:
-                yield self._unread.popleft()
-            if self._closed:
-                return
-            self._changed.clear()
-            await self._changed.wait()
+    def snapshots(self) -> AsyncIterator[EngineSnapshot]:
+        return self._queue.read()
 
 
 VLLM = EngineKind(VllmConfig, check_vllm, VllmEngine)

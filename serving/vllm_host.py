@@ -35,7 +35,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from serving.host_wire import LONGEST_LINE, decode, encode
+from serving.host_wire import LONGEST_LINE, Outbox, decode
 from serving.vllm_steps import StepTap
 from serving.vllm_wire import Answer, Ask
 
@@ -113,7 +113,7 @@ class Host:
         self._engine = engine
         self._tap = tap
         self._writer = writer
-        self._outbox: list[Any] = []
+        self._outbox = Outbox(self._write)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
 
@@ -158,14 +158,11 @@ class Host:
 
     def send(self, *message: Any) -> None:
         """Put a message into the line that leaves at the end of this turn of the loop."""
-        if not self._outbox:
-            self._loop.call_soon(self._flush)
-        self._outbox.append(message)
+        self._outbox.put(*message)
 
-    def _flush(self) -> None:
-        messages, self._outbox = self._outbox, []
-        if messages and not self._writer.is_closing():
-            self._writer.write(encode(messages))
+    def _write(self, line: bytes) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(line)
 
     async def _answer(self, ask: Ask) -> None:
         request_id = str(ask.number)
@@ -213,7 +210,7 @@ class Host:
 
     def _die(self, message: str) -> None:
         self.send("dead", message)
-        self._flush()
+        self._outbox.flush()
         self._writer.close()
 
 

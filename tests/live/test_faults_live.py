@@ -4,23 +4,17 @@ One run per test, driven as a person drives it: by the command line and by signa
 """
 
 import importlib.util
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
-from arena.store import Records, read
 from serving.process import group_members
+from tests.live.runs import Run
 
 pytestmark = [
     pytest.mark.live,
@@ -57,70 +51,6 @@ restart_limit = 2
 """
 
 
-@dataclass
-class Run:
-    """A run under way in a process of its own."""
-
-    folder: Path
-    config: Path
-    process: subprocess.Popen[str] | None = None
-
-    def arena(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "arena.cli", *arguments, "--view", "none"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def start(self) -> None:
-        self.arena("run", str(self.config), "--out", str(self.folder))
-
-    def resume(self) -> None:
-        self.arena("resume", str(self.folder))
-
-    def records(self) -> Records:
-        return read(self.folder)
-
-    def num_plies(self) -> int:
-        if not (self.folder / "run.db").exists():
-            return 0
-        return len(self.records().plies)
-
-    def until(self, what: str, holds: Callable[[], bool], limit_s: float = 120.0) -> None:
-        """Wait for something that the run does by itself."""
-        assert self.process is not None
-        limit = time.monotonic() + limit_s
-        while not holds():
-            assert time.monotonic() < limit, f"waited {limit_s:g} s for {what}"
-            if self.process.poll() is not None:
-                pytest.fail(f"{what}: arena ended with {self.ended()}")
-            time.sleep(0.05)
-
-    def until_plies(self, more: int) -> int:
-        """Wait for that many more plies; the number there are then."""
-        wanted = self.num_plies() + more
-        self.until(f"{more} more plies", lambda: self.num_plies() >= wanted)
-        return self.num_plies()
-
-    def ended(self, limit_s: float = 300.0) -> tuple[int, str]:
-        """Exit code and stderr, once it has ended."""
-        assert self.process is not None
-        _, said = self.process.communicate(timeout=limit_s)
-        return self.process.returncode, said
-
-    def engine_group(self) -> int:
-        record = json.loads((self.folder / "engine-main.pid").read_text())
-        return int(record["pgid"])
-
-    def engine_processes(self) -> list[psutil.Process]:
-        return [psutil.Process(pid) for pid in group_members(self.engine_group())]
-
-
-def events(run: Run, kind: str) -> list[dict[str, Any]]:
-    return [json.loads(e.detail_json) for e in run.records().events if e.kind == kind]
-
-
 def make_run(folder: Path, *, max_plies: int, stall: float = 30.0, period: float = 0.3) -> Run:
     config = folder / "faults.toml"
     config.write_text(CONFIG.format(max_plies=max_plies, stall=stall, period=period))
@@ -132,9 +62,7 @@ def runs() -> Iterator[list[Run]]:
     started: list[Run] = []
     yield started
     for run in started:
-        if run.process is not None and run.process.poll() is None:
-            run.process.kill()
-            run.process.communicate()
+        run.kill()
         with suppress(OSError, ValueError, ProcessLookupError):
             os.killpg(run.engine_group(), signal.SIGKILL)
 
@@ -173,8 +101,8 @@ def test_arena_killed_then_worker_killed_then_finished(tmp_path: Path, runs: lis
     code, said = run.ended()
     assert code == 0, said
     assert set(committed) <= set(run.records().plies)
-    assert [e["restarts"] for e in events(run, "engine_restarted")] == [1]
-    assert events(run, "match_suspended")
+    assert [e["restarts"] for e in run.events("engine_restarted")] == [1]
+    assert run.events("match_suspended")
     assert_nobody_paid(run)
 
 
@@ -184,11 +112,11 @@ def test_frozen_engine_then_interrupts(tmp_path: Path, runs: list[Run]) -> None:
     run.start()
     run.until_plies(8)
     os.killpg(run.engine_group(), signal.SIGSTOP)
-    run.until("the engine to be called stalled", lambda: bool(events(run, "match_suspended")), 30)
+    run.until("the engine to be called stalled", lambda: bool(run.events("match_suspended")), 30)
     plies = run.until_plies(8)
     faults = {a.fault for a in run.records().attempts if a.fault}
     assert faults == {"stalled"}
-    assert [e["restarts"] for e in events(run, "engine_restarted")] == [1]
+    assert [e["restarts"] for e in run.events("engine_restarted")] == [1]
 
     group = run.engine_group()
     assert run.process is not None

@@ -2,7 +2,6 @@
 line and by signals, and hold the same dice as one on the engine alone that nobody disturbed."""
 
 import importlib.util
-import json
 import os
 import random
 import signal
@@ -12,14 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from arena.store import Records, read
+from arena.store import Records
 from serving.process import group_members
 from tests.live.ray_cluster import LOOPBACK, RayCluster
+from tests.live.runs import Run
 
 pytestmark = [
     pytest.mark.live,
@@ -74,72 +73,11 @@ lease_seconds = {lease_seconds}
 """
 
 
-class Run:
-    """A run in a process of its own."""
-
-    def __init__(self, folder: Path, engine: str, *, pairs: int = 3, max_plies: int = 60) -> None:
-        folder.mkdir()
-        self.config = folder / "replicas.toml"
-        self.config.write_text(CONFIG.format(engine=engine, pairs=pairs, max_plies=max_plies))
-        self.folder = folder / "run"
-        self.process: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        self._arena("run", str(self.config), "--out", str(self.folder))
-
-    def resume(self) -> None:
-        self._arena("resume", str(self.folder))
-
-    def _arena(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "arena.cli", *arguments, "--view", "none"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **LOOPBACK},
-        )
-
-    def ended(self, limit_s: float = 300.0) -> tuple[int, str]:
-        """Exit code and stderr, once it has ended."""
-        assert self.process is not None
-        _, said = self.process.communicate(timeout=limit_s)
-        return self.process.returncode, said
-
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            with self.process:  # closes its pipe and waits for it
-                pass
-
-    @property
-    def records(self) -> Records:
-        return read(self.folder)
-
-    @property
-    def num_plies(self) -> int:
-        return len(self.records.plies) if (self.folder / "run.db").exists() else 0
-
-    @property
-    def host(self) -> int:
-        """The process that speaks to Ray; of a local cluster the session that all stand in."""
-        return int(json.loads((self.folder / "engine-main.pid").read_text())["pgid"])
-
-    def until(self, what: str, holds: Callable[[], bool], limit_s: float = 120.0) -> None:
-        """Wait for something that the run does by itself."""
-        assert self.process is not None
-        limit = time.monotonic() + limit_s
-        while not holds():
-            assert time.monotonic() < limit, f"waited {limit_s:g} s for {what}"
-            if self.process.poll() is not None:
-                pytest.fail(f"{what}: arena ended with {self.ended()}")
-            time.sleep(0.1)
-
-    def until_plies(self, more: int) -> None:
-        wanted = self.num_plies + more
-        self.until(f"{more} more plies", lambda: self.num_plies >= wanted)
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        return [json.loads(row.detail_json) for row in self.records.events if row.kind == kind]
+def make(folder: Path, engine: str, *, pairs: int = 3, max_plies: int = 60) -> Run:
+    folder.mkdir()
+    config = folder / "replicas.toml"
+    config.write_text(CONFIG.format(engine=engine, pairs=pairs, max_plies=max_plies))
+    return Run(folder / "run", config, LOOPBACK)
 
 
 def replicas_in(session: int) -> list[psutil.Process]:
@@ -176,8 +114,8 @@ def homes_of(held: Records) -> dict[str, list[str]]:
 
 def assert_undisturbed(run: Run, calm: Records) -> None:
     """As if nothing had happened: the same moves and results, and nobody was charged."""
-    assert games_of(run.records) == games_of(calm)
-    faults = {attempt.fault for attempt in run.records.attempts if attempt.fault}
+    assert games_of(run.records()) == games_of(calm)
+    faults = {attempt.fault for attempt in run.records().attempts if attempt.fault}
     assert faults <= {"engine_dead", "stalled", "transport", "overloaded", "cancelled"}
 
 
@@ -198,11 +136,11 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Recor
         if (pairs, max_plies) not in made:
             folder = tmp_path_factory.mktemp("calm") / "one"
             quick = SCRIPTED.replace("0.1", "0.0")
-            run = Run(folder, quick, pairs=pairs, max_plies=max_plies)
+            run = make(folder, quick, pairs=pairs, max_plies=max_plies)
             run.start()
             code, said = run.ended()
             assert code == 0, said
-            made[pairs, max_plies] = run.records
+            made[pairs, max_plies] = run.records()
         return made[pairs, max_plies]
 
     return records
@@ -218,11 +156,11 @@ def cluster() -> Iterator[RayCluster]:
 def make_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     made: list[Run] = []
 
-    def make(engine: str, **sizes: int) -> Run:
-        made.append(Run(tmp_path / f"run-{len(made)}", engine, **sizes))
+    def start(engine: str, **sizes: int) -> Run:
+        made.append(make(tmp_path / f"run-{len(made)}", engine, **sizes))
         return made[-1]
 
-    yield make
+    yield start
     for run in made:
         run.kill()
 
@@ -233,7 +171,7 @@ def test_a_replica_killed_and_one_frozen(
     run = make_run(ray_engine("local", 3))
     run.start()
     run.until_plies(100)
-    session = run.host
+    session = run.engine_group()
     killed, frozen, *_ = replicas_in(session)
     killed.kill()
     run.until("it to be missed", lambda: bool(run.events("match_suspended")))
@@ -243,11 +181,11 @@ def test_a_replica_killed_and_one_frozen(
     assert code == 0, said
     assert_undisturbed(run, calm(3, 60))
     assert group_members(session) == []
-    homes = homes_of(run.records)
+    homes = homes_of(run.records())
     assert len({home for visited in homes.values() for home in visited}) >= 4
     stayed = [visited for visited in homes.values() if len(visited) == 1]
     assert stayed, "matches of the third replica have no reason to move"
-    assert hit_rate(run.records, 200) > 0.9
+    assert hit_rate(run.records(), 200) > 0.9
 
 
 def test_kill_9_of_the_host_and_then_of_the_arena(
@@ -256,12 +194,12 @@ def test_kill_9_of_the_host_and_then_of_the_arena(
     run = make_run(ray_engine("local", 2))
     run.start()
     run.until_plies(50)
-    first = run.host
+    first = run.engine_group()
     os.kill(first, signal.SIGKILL)
     run.until_plies(50)
-    assert run.host != first
+    assert run.engine_group() != first
     assert group_members(first) == []
-    second = run.host
+    second = run.engine_group()
     run.kill()
     limit = time.monotonic() + 10
     while group_members(second) and time.monotonic() < limit:
@@ -412,7 +350,7 @@ def test_a_replica_frozen_beyond_its_lease_and_all_deleted_by_somebody(
     run = make_run(ray_engine(cluster.address, 2, lease_seconds=5.0), pairs=12, max_plies=100)
     run.start()
     run.until_plies(50)
-    host = run.host
+    host = run.engine_group()
     before = {process.pid for process in replicas_in(cluster.session)}
     frozen, *_ = replicas_in(cluster.session)
     frozen.suspend()
@@ -421,7 +359,7 @@ def test_a_replica_frozen_beyond_its_lease_and_all_deleted_by_somebody(
     frozen.resume()
     run.until_plies(100)
     assert {process.pid for process in replicas_in(cluster.session)} == before
-    assert run.host == host
+    assert run.engine_group() == host
     arguments = [sys.executable, "-c", DELETE, cluster.address]
     subprocess.run(arguments, check=True, timeout=120, env={**os.environ, **LOOPBACK})
     code, said = run.ended()

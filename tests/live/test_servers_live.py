@@ -24,7 +24,8 @@ from serving.models import packaged_gguf
 from serving.process import group_members
 from serving.server_process import free_port
 from serving.sglang_cpu import REMEDY, sglang_python
-from tests.live.test_faults_live import Run, assert_nobody_paid, events
+from tests.live.runs import Run
+from tests.live.test_faults_live import assert_nobody_paid
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -165,12 +166,12 @@ class Blows:
     def strike(self, what: str, blow: Callable[[], None]) -> None:
         """A blow that suspends matches; the cure is to come."""
         self._run.until_plies(6)
-        suspended = len(events(self._run, "match_suspended"))
+        suspended = len(self._run.events("match_suspended"))
         self._before.append(list(self._run.records().plies))
         blow()
         self._run.until(
             f"matches to be suspended ({what})",
-            lambda: len(events(self._run, "match_suspended")) > suspended,
+            lambda: len(self._run.events("match_suspended")) > suspended,
             60,
         )
 
@@ -184,8 +185,8 @@ class Blows:
         for before in self._before:
             assert set(before) <= set(held.plies)
         lines(list(held.plies))
-        suspensions = Counter(event["match"] for event in events(self._run, "match_suspended"))
-        resumptions = Counter(event["match"] for event in events(self._run, "match_resumed"))
+        suspensions = Counter(event["match"] for event in self._run.events("match_suspended"))
+        resumptions = Counter(event["match"] for event in self._run.events("match_resumed"))
         assert suspensions == resumptions
         assert suspensions.total() >= len(self._before)
 
@@ -240,7 +241,7 @@ def test_the_quickstart_on_another_engine(kind: str, tmp_path: Path, runs: list[
     assert {row.termination for row in held.matches} == {"ply_cap"}
     assert [attempt.fault for attempt in held.attempts if attempt.fault] == []
     assert {len(line) for line in lines(list(held.plies)).values()} == {8}
-    (ready,) = events(run, "engine_ready")
+    (ready,) = run.events("engine_ready")
     assert ready["kind"] == kind
     assert ready["version"] != "unknown"
     log = (run.folder / "engine-main.log").read_text()
@@ -272,7 +273,7 @@ def test_a_launched_server_killed_and_frozen(tmp_path: Path, runs: list[Run]) ->
     assert len(set(groups)) == 3, "each start has a group of its own"
     assert [group_members(group) for group in groups] == [[], [], []]
     blows.assert_cost_nothing()
-    assert [event["restarts"] for event in events(run, "engine_restarted")] == [1, 2]
+    assert [event["restarts"] for event in run.events("engine_restarted")] == [1, 2]
     faults = Counter(attempt.fault for attempt in run.records().attempts if attempt.fault)
     assert faults.keys() == {"engine_dead", "stalled"}
 
@@ -298,7 +299,7 @@ def test_a_server_of_somebody_else_killed_frozen_and_restarted(
     code, said = run.ended()
     assert code == 0, said
     blows.assert_cost_nothing()
-    assert len(events(run, "engine_restarted")) >= 3
+    assert len(run.events("engine_restarted")) >= 3
     faults = {attempt.fault for attempt in run.records().attempts if attempt.fault}
     assert faults == {"transport", "stalled"}
     assert own_server.is_healthy(), "it is not ours to end"

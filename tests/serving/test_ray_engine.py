@@ -1,7 +1,6 @@
 """The engine of replicas around its host: faults, restarts, deadlines. The host has no Ray here."""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from serving import (
 from serving.process import group_members
 from serving.ray_config import RayConfig
 from serving.ray_engine import RayEngine
+from tests.serving.hosted import launching
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -44,28 +44,12 @@ def config_of(**knobs: object) -> RayConfig:
 async def launch(template: ModelTemplate, tmp_path: Path) -> AsyncIterator[Launch]:
     """Opens engines over a fake host; closes them and sees that nothing is left."""
     del template
-    engines: list[RayEngine] = []
-    groups: list[int] = []
 
-    async def start(
-        behaviour: str, *, restarts: int = 1, stall: float = 30.0, **knobs: object
-    ) -> RayEngine:
-        engine = RayEngine(EngineStart("main", tmp_path, stall, restarts), config_of(**knobs))
-        engine.host_command = (sys.executable, FAKE, behaviour)
-        engines.append(engine)
-        await engine.open()
-        assert engine.pgid is not None
-        groups.append(engine.pgid)
-        return engine
+    def make(*, restarts: int = 1, stall: float = 30.0, **knobs: object) -> RayEngine:
+        return RayEngine(EngineStart("main", tmp_path, stall, restarts), config_of(**knobs))
 
-    yield lambda *args, **kwargs: asyncio.ensure_future(start(*args, **kwargs))
-    for engine in engines:
-        if engine.pgid is not None:
-            groups.append(engine.pgid)
-        await engine.close()
-        await engine.close()
-    assert [group_members(group) for group in groups] == [[] for _ in groups]
-    assert not (tmp_path / "engine-main.pid").exists()
+    async with launching(FAKE, tmp_path, make) as launch:
+        yield launch
 
 
 async def read_until(log_dir: Path, words: str) -> None:

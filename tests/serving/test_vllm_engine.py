@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from serving.engine import HasMetrics
 from serving.process import group_members
 from serving.vllm_engine import _Telemetry
 from serving.vllm_wire import Step
+from tests.serving.hosted import launching
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -41,28 +41,12 @@ FAKE = str(Path(__file__).with_name("fake_host.py"))
 async def launch(template: ModelTemplate, tmp_path: Path) -> AsyncIterator[Launch]:
     """Opens engines over a fake host; closes them and sees that nothing is left."""
     del template
-    engines: list[VllmEngine] = []
-    groups: list[int] = []
 
-    async def start(
-        behaviour: str, *, stall_seconds: float = 30.0, restarts: int = 1
-    ) -> VllmEngine:
-        engine = VllmEngine(EngineStart("main", tmp_path, stall_seconds, restarts), VllmConfig())
-        engine.host_command = (sys.executable, FAKE, behaviour)
-        engines.append(engine)
-        await engine.open()
-        assert engine.pgid is not None
-        groups.append(engine.pgid)
-        return engine
+    def make(*, stall_seconds: float = 30.0, restarts: int = 1) -> VllmEngine:
+        return VllmEngine(EngineStart("main", tmp_path, stall_seconds, restarts), VllmConfig())
 
-    yield lambda *args, **kwargs: asyncio.ensure_future(start(*args, **kwargs))
-    for engine in engines:
-        if engine.pgid is not None:
-            groups.append(engine.pgid)
-        await engine.close()
-        await engine.close()
-    assert [group_members(group) for group in groups] == [[] for _ in groups]
-    assert not (tmp_path / "engine-main.pid").exists()
+    async with launching(FAKE, tmp_path, make) as launch:
+        yield launch
 
 
 async def test_a_reply_carries_the_engines_figures(
