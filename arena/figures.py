@@ -204,7 +204,7 @@ class EngineFigures:
         self.batch_limit: int = config.batch_limit if config else settings["max_concurrent"]
         """Requests that one batch may hold."""
         self.is_replicated = config is not None and config.is_replicated
-        self.hosted = config.computing.model_dump(mode="json") if config else settings
+        self.hosted = _hosted(settings)
         """Settings of the engine that computes: itself, or what each of its replicas hosts."""
         self.replicas = Replicas(exact=exact)
         self.version: str | None = None
@@ -295,6 +295,11 @@ def _config(name: str, settings: Mapping[str, Any]) -> EngineConfig | None:
         return parse_engine_config(name, settings)
     except ValueError:
         return None
+
+
+def _hosted(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    hosted = settings.get("engine")
+    return hosted if settings["kind"] == "ray" and isinstance(hosted, Mapping) else settings
 
 
 def _deciding_fault(row: MatchRow, attempts: Sequence[AttemptRow]) -> str | None:
