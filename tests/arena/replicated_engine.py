@@ -10,6 +10,31 @@ from typing import Any
 from serving import EngineSnapshot, Reply, Request, Usage
 from tests.examples.own_engine import DiceEngine
 
+CONFIG = """
+name = "replicas"
+seed = 3
+[engines.main]
+kind = "tests.arena.replicated_engine:ReplicatedEngine"
+max_concurrent = 12
+{engine}
+[[agents]]
+name = "one"
+kind = "llm"
+engine = "main"
+[[agents]]
+name = "two"
+kind = "llm"
+engine = "main"
+[tournament]
+games = ["chess"]
+pairs = 6
+parallel_matches = 12
+max_plies = {max_plies}
+[pace]
+move_period_seconds = {period}
+"""
+"""A run on it; `engine` is more of its table."""
+
 DECODE_S = 0.01
 CACHED, UNCACHED = 90, 10
 

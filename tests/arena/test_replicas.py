@@ -20,7 +20,7 @@ from arena.replicas import (
     shortened,
 )
 from arena.store import AttemptRow, Records, SampleRow, read
-from tests.arena.replicated_engine import CACHED, DECODE_S, UNCACHED
+from tests.arena.replicated_engine import CACHED, CONFIG, DECODE_S, UNCACHED
 
 
 def an_attempt(replica: str | None, match: str = "m1", **changes: Any) -> AttemptRow:
@@ -238,28 +238,6 @@ def test_no_memory_is_kept_of_a_move() -> None:
 # A run through the command line.
 
 NAMES = ("k3v9x2ab", "q7m1z0cd", "10.0.0.7:8000")
-CONFIG = """
-name = "replicas"
-seed = 3
-[engines.main]
-kind = "tests.arena.replicated_engine:ReplicatedEngine"
-max_concurrent = 12
-[[agents]]
-name = "one"
-kind = "llm"
-engine = "main"
-[[agents]]
-name = "two"
-kind = "llm"
-engine = "main"
-[tournament]
-games = ["chess"]
-pairs = 6
-parallel_matches = 12
-max_plies = 30
-[pace]
-move_period_seconds = 0
-"""
 DENSE, SPARSER = 20, 10
 
 
@@ -267,7 +245,7 @@ DENSE, SPARSER = 20, 10
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on three replicas, whose steps are thinned early."""
     folder = tmp_path_factory.mktemp("replicas")
-    (folder / "run.toml").write_text(CONFIG)
+    (folder / "run.toml").write_text(CONFIG.format(engine="", max_plies=30, period=0))
     shown = ["--view", "none", "--dashboard", "off"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tournament, "DENSE_SAMPLES", DENSE)

@@ -6,42 +6,21 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.arena.replicated_engine import CONFIG
 from tests.browser.conftest import Visitor, picture
 from tests.browser.process import IMAGE, SCRIPT, Arena, playing, run_arena
 
 pytestmark = pytest.mark.browser
 
 SLOW = "10.0.0.7:8000"
-CONFIG = f"""
-name = "replicas"
-seed = 3
-[engines.main]
-kind = "tests.arena.replicated_engine:ReplicatedEngine"
-max_concurrent = 12
-replicas = ['''{SCRIPT}''', '''{IMAGE}''', "{SLOW}"]
-[[agents]]
-name = "one"
-kind = "llm"
-engine = "main"
-[[agents]]
-name = "two"
-kind = "llm"
-engine = "main"
-[tournament]
-games = ["chess"]
-pairs = 6
-parallel_matches = 12
-max_plies = {{max_plies}}
-[pace]
-move_period_seconds = {{period}}
-"""
+NAMES = f"replicas = ['''{SCRIPT}''', '''{IMAGE}''', \"{SLOW}\"]"
 
 
 @pytest.fixture(scope="module")
 def arena(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
     """A run that goes on for as long as these tests take."""
     folder = tmp_path_factory.mktemp("replicas")
-    with playing(folder, CONFIG.format(max_plies=450, period=0.2)) as arena:
+    with playing(folder, CONFIG.format(engine=NAMES, max_plies=450, period=0.2)) as arena:
         yield arena
 
 
@@ -75,7 +54,7 @@ def test_the_table_of_replicas_scrolls_by_itself_where_it_is_too_wide(
 def test_the_page_of_a_run_shows_replicas(
     browser: Browser, visitor: Visitor, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.toml").write_text(CONFIG.format(max_plies=30, period=0))
+    (tmp_path / "config.toml").write_text(CONFIG.format(engine=NAMES, max_plies=30, period=0))
     shown = ("--view", "none", "--dashboard", "off")
     run_arena("run", tmp_path / "config.toml", "--out", tmp_path / "run", *shown)
     run_arena("report", tmp_path / "run", "--html", tmp_path / "page.html")
@@ -87,7 +66,7 @@ def test_the_page_of_a_run_shows_replicas(
 
 
 def test_an_engine_without_replicas_has_no_table(visitor: Visitor, tmp_path: Path) -> None:
-    config = CONFIG.format(max_plies=8, period=0).replace(
+    config = CONFIG.format(engine=NAMES, max_plies=8, period=0).replace(
         'kind = "tests.arena.replicated_engine:ReplicatedEngine"', 'kind = "scripted"'
     )
     lines = [line for line in config.splitlines() if not line.startswith("replicas")]
