@@ -8,9 +8,10 @@ from typing import Any
 
 import structlog
 
-from serving.config import EngineStart
+from serving.config import EngineConfigError, EngineStart
 from serving.engine import EngineDead, EngineError
 from serving.host_child import HostProcess, HostStart, spawn, wait_until_ready
+from serving.template import TemplateError
 
 log = structlog.get_logger(__name__)
 
@@ -53,9 +54,16 @@ class HostKeeper:
         is_live = self.host is not None and not self.host.link.failed.done()
         return self.host if is_live else None
 
-    async def open(self, start: HostStart) -> None:
-        """A ready host, and one that takes its place whenever it fails; raises EngineDead."""
-        await self._start_host(start)
+    async def open(self, plan: Callable[[], HostStart]) -> None:
+        """A ready host, and one that takes its place whenever it fails; raises EngineDead, and then
+        none will serve. `plan` says how it is started, and may block."""
+        try:
+            start = await asyncio.to_thread(plan)
+            await self._start_host(start)
+        except (EngineDead, EngineConfigError, TemplateError) as error:
+            final = EngineDead(str(error), final=True)
+            self.give_up(final)
+            raise final from error
         self._supervision = asyncio.create_task(self._supervise(start))
         self._supervision.add_done_callback(self.guard_ended)
 

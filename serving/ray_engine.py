@@ -23,7 +23,7 @@ from typing import Any
 
 import structlog
 
-from serving.config import EngineConfigError, EngineKind, EngineStart
+from serving.config import EngineKind, EngineStart
 from serving.engine import (
     EngineDead,
     EngineError,
@@ -58,7 +58,6 @@ from serving.ray_wire import (
     snapshot_of,
 )
 from serving.snapshots import SnapshotQueue
-from serving.template import TemplateError
 
 _ANSWER_S = 5.0
 """After the time by which the replica itself gives a request up."""
@@ -170,13 +169,7 @@ class RayEngine:
 
     async def open(self) -> None:
         """Every replica ready; raises EngineDead."""
-        try:
-            await asyncio.to_thread(lambda: self.template)
-            await self._keeper.open(self._plan_start())
-        except (EngineDead, EngineConfigError, TemplateError) as error:
-            final = EngineDead(str(error), final=True)
-            self._keeper.give_up(final)
-            raise final from error
+        await self._keeper.open(self._plan_start)
         self._watching = asyncio.create_task(self._watch_host())
         self._watching.add_done_callback(self._keeper.guard_ended)
 
@@ -273,6 +266,8 @@ class RayEngine:
             self._errands.pop(number, None)
 
     def _plan_start(self) -> HostStart:
+        """Blocks until the model's template is there too."""
+        _ = self.template
         config, settings = self._config, self._settings
         look_seconds = max(_LEAST_LOOK_S, config.most_replicas / _LOOKS_PER_S)
         plan = ReplicaPlan(

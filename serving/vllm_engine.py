@@ -11,9 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from serving.budget import cut_short, used_its_time
-from serving.config import EngineConfigError, EngineKind, EngineStart
+from serving.config import EngineKind, EngineStart
 from serving.engine import (
-    EngineDead,
     EngineError,
     EngineLimits,
     EngineSnapshot,
@@ -36,7 +35,7 @@ from serving.host_child import HostProcess, HostStart
 from serving.host_keeper import HostKeeper
 from serving.models import ResolvedModel, resolve, shape_of
 from serving.snapshots import SnapshotQueue
-from serving.template import ModelTemplate, TemplateError, load_template
+from serving.template import ModelTemplate, load_template
 from serving.vllm_config import (
     VllmConfig,
     check_vllm,
@@ -144,12 +143,7 @@ class VllmEngine:
 
     async def open(self) -> None:
         """Ready to generate, the first step behind it; raises EngineDead."""
-        try:
-            await self._keeper.open(await asyncio.to_thread(self._plan_start))
-        except (EngineDead, EngineConfigError, TemplateError) as error:
-            final = EngineDead(str(error), final=True)
-            self._keeper.give_up(final)
-            raise final from error
+        await self._keeper.open(self._plan_start)
         self._watching = asyncio.create_task(self._watch_progress())
         self._watching.add_done_callback(self._keeper.guard_ended)
 
