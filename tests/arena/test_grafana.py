@@ -1,6 +1,7 @@
 """The Grafana dashboard: what it asks for exists, and Grafana can show it.
 
-vLLM's own names are checked in tests/live/test_metrics_live.py.
+vLLM's own names are checked in tests/live/test_metrics_live.py, and that runs bring all of ours
+there and, of replicas, in tests/live/test_ray_vllm_live.py.
 """
 
 import json
@@ -52,6 +53,11 @@ def queried_names() -> set[str]:
         if variable["type"] == "query":
             asked |= set(_NAME.findall(variable["query"]["query"]))
     return asked
+
+
+def names_of_replicas(names: set[str]) -> set[str]:
+    """Those that only a run on several replicas has."""
+    return {name for name in names if name.startswith(("arena_replica_", "arena_matches_moved_"))}
 
 
 def names_of(text: str) -> set[str]:

@@ -1,11 +1,9 @@
 """A real run on real vLLM, scraped over HTTP as Prometheus does it, while it is played."""
 
 import importlib.util
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from arena.store import read
-from tests.arena.test_grafana import names_of, queried_names
+from serving.server_process import free_port
+from tests.arena.test_grafana import names_of, names_of_replicas, queried_names
+from tests.live.scrapes import scrape
 
 pytestmark = [
     pytest.mark.live,
@@ -49,12 +49,6 @@ move_period_seconds = 0.3
 """Two matches end while two others are played."""
 
 
-def free_port() -> int:
-    with socket.socket() as asking:
-        asking.bind(("127.0.0.1", 0))
-        return int(asking.getsockname()[1])
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, str]]:
     """A run's process, its folder and the address of its metrics."""
@@ -72,17 +66,6 @@ def run(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, str]]:
     if process.poll() is None:
         process.kill()
         process.communicate()
-
-
-def scrape(url: str) -> str | None:
-    """None: nobody listens, not yet or no longer."""
-    try:
-        answer = urllib.request.urlopen(url, timeout=5)
-    except OSError:
-        return None
-    with answer:
-        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-        return str(answer.read().decode())
 
 
 def totals(text: str) -> dict[str, float]:
@@ -110,6 +93,7 @@ def test_everything_the_dashboard_queries_is_scraped_from_a_run_on_vllm(
 ) -> None:
     process, folder, url = run
     wanted = queried_names()
+    wanted -= names_of_replicas(wanted)
     missing, complete = wanted, ""
     before: dict[str, float] = {}
     last = ""

@@ -4,12 +4,16 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from arena.store import read
+from serving.server_process import free_port
+from tests.arena.test_grafana import names_of, names_of_replicas, queried_names
+from tests.live.scrapes import scrape
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -23,32 +27,42 @@ pytestmark = [
 ]
 
 
-def played(config: str, folder: Path) -> dict[str, Any]:
-    """The report of a run of a config that ships; its engine is `main`."""
+def played(config: str, folder: Path) -> tuple[dict[str, Any], set[str]]:
+    """The report of a run of a config that ships, whose engine is `main`, and the names of the
+    metrics that were scraped meanwhile."""
     arena = [sys.executable, "-m", "arena.cli"]
-    path = str(CONFIGS / config)
-    run = subprocess.run(
-        [*arena, "run", path, "--out", str(folder), "--view", "none", "--dashboard", "off"],
-        capture_output=True,
+    path, address = str(CONFIGS / config), f"127.0.0.1:{free_port()}"
+    scraped: set[str] = set()
+    with subprocess.Popen(
+        [*arena, "run", path, "--out", str(folder), "--view", "none", "--dashboard", address],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=600,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
+    ) as run:
+        try:
+            while run.poll() is None:
+                scraped |= names_of(scrape(f"http://{address}/metrics") or "")
+                time.sleep(1.0)
+            _, said = run.communicate()
+        finally:
+            run.kill()
+    assert run.returncode == 0, said
     told = subprocess.run(
         [*arena, "report", str(folder), "--json"], capture_output=True, check=True, timeout=60
     )
     report: dict[str, Any] = json.loads(told.stdout)
-    return report
+    return report, scraped
 
 
 def test_the_quickstart_on_two_replicas(tmp_path: Path) -> None:
-    one = played("quickstart.toml", tmp_path / "one")
-    two = played("replicas.toml", tmp_path / "two")
+    one, scraped_of_one = played("quickstart.toml", tmp_path / "one")
+    two, scraped_of_two = played("replicas.toml", tmp_path / "two")
     assert two["matches"]["finished"] == one["matches"]["finished"] == 8
     assert not {row.fault for row in read(tmp_path / "two").attempts} - {None}
     (single,), (engine,) = one["engines"], two["engines"]
     assert engine["prefix_hit_rate"] == pytest.approx(single["prefix_hit_rate"], abs=0.02)
+    assert names_of_replicas(scraped_of_one) == set()
+    assert names_of_replicas(scraped_of_two) == names_of_replicas(queried_names())
     replicas = engine["replicas"]
     assert replicas["matches_moved"] == 0
     assert sorted(row["matches"] for row in replicas["rows"]) in ([4, 4], [3, 5])
