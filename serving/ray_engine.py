@@ -65,7 +65,7 @@ _LEAST_LOOK_S = 0.25
 _LOOKS_PER_S = 200
 """At all replicas together, at most."""
 _MORE_ASKED = 64
-"""Calls that tell, hear, prime and reset, and what Ray counts before it hears of an end."""
+"""Calls that exchange, prime and reset, and what Ray counts before it hears of an end."""
 _RESET_S = 10.0
 _PRIME_S = 600.0
 _CLOSE_S = 35.0
@@ -412,13 +412,15 @@ class RayEngine:
 
 def _environment(config: RayConfig) -> dict[str, str]:
     """Of the host, for Ray."""
-    # takes half of the processor time; one who is not of the cluster may not reach its machines
-    directly = {} if config.is_outside else {"RAY_SERVE_USE_GRPC_BY_DEFAULT": "1"}
+    # each takes half of the processor time of a call; the host asks from one loop alone
+    quick = {"RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
+    if not config.is_outside:  # one who is not of the cluster may not reach its machines
+        quick["RAY_SERVE_USE_GRPC_BY_DEFAULT"] = "1"
     if config.is_local:
-        return {**directly, **own_token_environment(), "RAY_worker_niceness": "0"}
+        return {**quick, **own_token_environment(), "RAY_worker_niceness": "0"}
     # where Ray left the address of a cluster that runs: not in the host's own TMPDIR
     temporary = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
-    return {**directly, **token_environment(), "RAY_TMPDIR": temporary}
+    return {**quick, **token_environment(), "RAY_TMPDIR": temporary}
 
 
 RAY = EngineKind(RayConfig, check_ray, RayEngine)

@@ -19,12 +19,13 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+import uvloop
 from ray import serve
 from ray.exceptions import RayActorError
 
@@ -184,8 +185,7 @@ class Host:
         self._tell()
 
     def _line(self, replica: str) -> ReplicaLine:
-        async def call(method: str, *arguments: Any) -> Any:
-            return await self._call(replica, method, *arguments)
+        exchange = self._method(replica, "exchange")
 
         def looked(look: Look) -> None:
             self._set_absent(replica, not look.is_ready)
@@ -207,7 +207,7 @@ class Host:
 
         return ReplicaLine(
             replica,
-            call,
+            exchange,
             self._name,
             silent_s=self._start.silent_s,
             answered=self._answered,
@@ -232,20 +232,25 @@ class Host:
         self._affinity.update(self._serving)
         self.send("replicas", sorted(self._serving))
 
-    async def _call(self, replica: str, method: str, *arguments: Any) -> Any:
-        """What one replica answers; cancelling passes on to it."""
-        response = self._handle.options(method_name=method, session_id=replica).remote(*arguments)
-        try:
-            return await response
-        except asyncio.CancelledError:
-            response.cancel()
-            raise
+    def _method(self, replica: str, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        """Of one replica; cancelling passes on to it."""
+        method = self._handle.options(method_name=name, session_id=replica)
+
+        async def call(*arguments: Any) -> Any:
+            response = method.remote(*arguments)
+            try:
+                return await response
+            except asyncio.CancelledError:
+                response.cancel()
+                raise
+
+        return call
 
     # all of them
 
     async def _everywhere(self, number: int, method: str, arguments: Fields) -> None:
         calls = {
-            self._loop.create_task(self._call(replica, method, *arguments)): replica
+            self._loop.create_task(self._method(replica, method)(*arguments)): replica
             for replica in self._serving
         }
         self._calls |= calls
@@ -311,4 +316,4 @@ async def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1])))
+    uvloop.run(main(int(sys.argv[1])))

@@ -21,6 +21,7 @@ from serving.engine import EngineDead, EngineError, EngineSnapshot, EngineUnavai
 from serving.limits import Limited
 from serving.process import SCRATCH_PREFIX
 from serving.ray_config import HOSTED
+from serving.ray_line import MOST_CALLS
 from serving.ray_scaling import LOAD
 from serving.ray_wire import (
     Fields,
@@ -55,10 +56,12 @@ class Replica:
         """Who asks."""
         self._asked: dict[int, asyncio.Task[None]] = {}
         """Questions under way, by the host's number."""
-        self._answers: list[Fields] = []
-        self._forgotten = 0
-        """Answers to this host before these, which it has."""
-        self._has_answer = asyncio.Event()
+        self._answers: dict[int, Fields] = {}
+        """By the same number: those that the host is not known to have."""
+        self._untold: list[int] = []
+        """Of these, the numbers of those that no call has brought yet."""
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        """Calls that wait for an answer, the longest first."""
         self._dead: EngineDead | None = None
         self._unread: deque[EngineSnapshot] = deque(maxlen=_SNAPSHOTS_KEPT)
         self._engine = await self._opened(plan)
@@ -66,32 +69,31 @@ class Replica:
         if plan.lease_seconds is not None:
             self._tasks.append(asyncio.create_task(self._end_with_lease(plan.lease_seconds)))
 
-    async def tell(self, host: str, messages: list[Fields]) -> None:
-        """Begin to answer questions, or give them up."""
-        self._talk_to(host)
-        for tag, number, *fields in messages:
-            if tag == "ask":
-                task = asyncio.create_task(self._answer(number, *fields))
-                self._asked[number] = task
-            elif (task_or_none := self._asked.pop(number, None)) is not None:
-                task_or_none.cancel()
+    async def exchange(self, host: str, messages: list[Fields], is_again: bool) -> Heard:
+        """Take what the host says; then tell answers, as soon as there is one, after a while none.
 
-    async def hear(self, host: str, last: int) -> Heard:
-        """Answers after the first `last`, as soon as there is one or after a while, and how the
-        replica is; renews the lease."""
+        `is_again`: what earlier calls brought may be lost; whatever the host is not known to have
+        is told once more. Renews the lease.
+        """
         self._talk_to(host)
         if self._lease_seconds is not None:
             self._leased_until = time.monotonic() + self._lease_seconds
-        came = max(0, last - self._forgotten)
-        del self._answers[:came]
-        self._forgotten += came
-        if not self._answers:
-            self._has_answer.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._look_seconds):
-                    await self._has_answer.wait()
-        answers = list(self._answers)
-        return Heard(self._forgotten + len(answers), answers, list(self._look()))
+        for tag, number, *fields in messages:
+            if tag == "ask":
+                self._asked[number] = asyncio.create_task(self._answer(number, *fields))
+            elif tag == "got":
+                self._answers.pop(number, None)
+            elif (task := self._asked.pop(number, None)) is not None:
+                task.cancel()
+        if is_again:
+            self._untold = list(self._answers)
+        if not self._untold:
+            await self._wait()
+        answers: list[Fields] = []
+        if host == self._host:
+            answers = [self._answers[number] for number in self._untold if number in self._answers]
+            self._untold.clear()
+        return Heard(answers, list(self._look()))
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Ray Serve, for `ByLoad`."""
@@ -149,8 +151,37 @@ class Replica:
             task.cancel()
         self._asked.clear()
         self._answers.clear()
-        self._forgotten = 0
+        self._untold.clear()
+        while self._waiting:
+            self._end_wait()
         self._host = host
+
+    async def _wait(self) -> None:
+        """For an answer, or a while; no longer once so many calls wait that no more would come."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        if len(self._waiting) >= MOST_CALLS:
+            self._end_wait()
+        try:
+            async with asyncio.timeout(self._look_seconds):
+                await waiter
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            if waiter.done() and self._untold:
+                self._end_wait()  # another call must bring what this one would have brought
+            raise
+        finally:
+            with suppress(ValueError):
+                self._waiting.remove(waiter)
+
+    def _end_wait(self) -> None:
+        """The call that waits longest waits no more."""
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
 
     async def _answer(self, number: int, request: Fields) -> None:
         reply = failure = None
@@ -162,8 +193,10 @@ class Replica:
         except Exception as error:  # noqa: BLE001
             failure = [EngineUnavailable.kind, f"{type(error).__name__}: {error}"]
         self._asked.pop(number, None)
-        self._answers.append([number, reply, failure])
-        self._has_answer.set()
+        self._answers[number] = [number, reply, failure]
+        self._untold.append(number)
+        if len(self._untold) == 1:
+            self._end_wait()
 
     def _look(self) -> Look:
         now = time.monotonic()

@@ -61,19 +61,16 @@ _ERRORS: dict[str, type[EngineError]] = {
 
 
 class Heard(NamedTuple):
-    """What a replica says when it is asked."""
+    """What a replica says when it is called."""
 
-    last: int
-    """Of all answers so far to this host, how many there were with the last of these."""
     answers: Sequence[Fields]
-    """Not yet known to have come: [number, Reply fields, None] or [number, None, [kind, message]].
-    """
+    """Not told before: [number, Reply fields, None] or [number, None, [kind, message]]."""
     look: Fields
     """`Look` fields."""
 
 
 class Look(NamedTuple):
-    """One replica as it was when it was asked."""
+    """One replica as it was when it answered a call."""
 
     replica: str
     restarts: int

@@ -9,11 +9,12 @@ import pytest
 
 from serving import ray_presence
 from serving.host_wire import decode
+from serving.ray_line import MOST_CALLS
 from serving.ray_wire import Fields, Heard, Look, RayStart
 
 ray_host = pytest.importorskip("serving.ray_host", reason="Ray is not installed (ray extra)")
 
-SILENT_S = 0.1
+SILENT_S = 0.5
 
 
 class Call:
@@ -38,25 +39,29 @@ class Handle:
 
     def options(self, method_name: str, session_id: str) -> SimpleNamespace:
         def remote(*arguments: Any) -> Call:
-            self.calls.append(Call(session_id, method_name, arguments))
-            return self.calls[-1]
+            call = Call(session_id, method_name, arguments)
+            self.calls.append(call)
+            if len(self._waiting(session_id)) == MOST_CALLS:
+                self.hear(session_id)
+            return call
 
         return SimpleNamespace(remote=remote)
 
     def told(self, replica: str) -> list[Fields]:
         """All questions and cancels."""
-        calls = [call for call in self.calls if (call.replica, call.method) == (replica, "tell")]
-        return [message for call in calls for message in call.arguments[1]]
+        messages = [message for call in self._at(replica) for message in call.arguments[1]]
+        return [message for message in messages if message[0] != "got"]
 
     def hear(self, replica: str, *answers: Fields, is_ready: bool = True) -> None:
-        calls = [call for call in self.calls if (call.replica, call.method) == (replica, "hear")]
+        """The call that waits longest comes back."""
         look = Look(replica, 0, is_ready, "node", ())
-        calls[-1].answer.set_result(Heard(len(answers), answers, list(look)))
+        self._waiting(replica)[0].answer.set_result(Heard(answers, list(look)))
 
-    def end_tells(self) -> None:
-        for call in self.calls:
-            if call.method == "tell" and not call.answer.done():
-                call.answer.set_result(None)
+    def _waiting(self, replica: str) -> list[Call]:
+        return [call for call in self._at(replica) if not call.answer.done()]
+
+    def _at(self, replica: str) -> list[Call]:
+        return [call for call in self.calls if (call.replica, call.method) == (replica, "exchange")]
 
 
 class Writer:
@@ -90,8 +95,6 @@ class Around:
     async def ask(self, number: int, match_id: str = "m") -> str:
         """The replica that is told of it."""
         self.host._take("ask", [number, match_id, []])
-        await turns()
-        self.handle.end_tells()
         await turns()
         (found,) = (name for name in ("r1", "r2") if ["ask", number, []] in self.handle.told(name))
         return found

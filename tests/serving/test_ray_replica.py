@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from serving import Request
-from serving.ray_wire import Heard, Look, ReplicaPlan, reply_of, request_fields
+from serving.ray_line import MOST_CALLS
+from serving.ray_wire import Fields, Heard, Look, ReplicaPlan, reply_of, request_fields
 
 ray_replica = pytest.importorskip("serving.ray_replica", reason="Ray is not installed (ray extra)")
 
@@ -33,10 +34,13 @@ async def make(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
     made: list[Any] = []
 
     async def start(
-        lease_seconds: float | None = None, start_seconds: float = 0.0, **engine: Any
+        lease_seconds: float | None = None,
+        start_seconds: float = 0.0,
+        look_seconds: float = 0.01,
+        **engine: Any,
     ) -> Any:
         table = {"kind": "scripted", "max_concurrent": 2, "max_queued": 1, **engine}
-        plan = ReplicaPlan("main", table, 5.0, 0, 0.01, lease_seconds, start_seconds)
+        plan = ReplicaPlan("main", table, 5.0, 0, look_seconds, lease_seconds, start_seconds)
         replica = Held.__new__(Held)
         initialize: Any = Held.__init__
         await initialize(replica, plan)
@@ -48,18 +52,19 @@ async def make(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
         await replica.close()
 
 
-async def heard(replica: Any, host: str = "h", last: int = 0) -> Heard:
-    return Heard(*await replica.hear(host, last))
+async def exchanged(
+    replica: Any, *messages: Fields, host: str = "h", is_again: bool = False
+) -> Heard:
+    return Heard(*await replica.exchange(host, list(messages), is_again))
 
 
-async def all_answers(replica: Any, number: int) -> dict[int, tuple[Any, Any]]:
+async def all_answers(replica: Any, number: int, *messages: Fields) -> dict[int, tuple[Any, Any]]:
     answers: dict[int, tuple[Any, Any]] = {}
-    last = 0
     async with asyncio.timeout(10):
         while len(answers) < number:
-            told = await heard(replica, last=last)
-            last = told.last
-            answers |= {n: (reply, failure) for n, reply, failure in told.answers}
+            told = (await exchanged(replica, *messages)).answers
+            answers |= {n: (reply, failure) for n, reply, failure in told}
+            messages = tuple(["got", n] for n, *_ in told)
     return answers
 
 
@@ -67,8 +72,7 @@ async def test_it_answers_what_it_was_told(
     make: Make, make_request: Callable[..., Request]
 ) -> None:
     replica = await make()
-    await replica.tell("h", [["ask", 4, request_fields(make_request())]])
-    answers = await all_answers(replica, 1)
+    answers = await all_answers(replica, 1, ["ask", 4, request_fields(make_request())])
     fields, failure = answers[4]
     assert failure is None
     reply = reply_of(fields, "r1", 1.0, 2.0)
@@ -82,15 +86,54 @@ async def test_answers_stay_until_it_is_told_that_they_came(
 ) -> None:
     replica = await make()
     asks = [["ask", number, request_fields(make_request(number))] for number in range(3)]
-    await replica.tell("h", asks)
-    await all_answers(replica, 3)
-    lost = await heard(replica)
-    again = await heard(replica)
-    assert sorted(again.answers) == sorted(lost.answers)
-    assert again.last == 3
-    partly = await heard(replica, last=2)
-    assert (partly.last, len(partly.answers)) == (3, 1)
-    assert (await heard(replica, last=3)).answers == []
+    lost: dict[int, Fields] = {}
+    told = await exchanged(replica, *asks)
+    async with asyncio.timeout(5):
+        while len(lost := lost | {answer[0]: answer for answer in told.answers}) < 3:
+            told = await exchanged(replica)
+    assert (await exchanged(replica)).answers == [], "once is enough while every call comes back"
+    again = await exchanged(replica, is_again=True)
+    assert sorted(again.answers) == sorted(lost.values())
+    partly = await exchanged(replica, ["got", 0], ["got", 2], is_again=True)
+    assert partly.answers == [lost[1]]
+    assert (await exchanged(replica, ["got", 1], is_again=True)).answers == []
+
+
+async def test_the_call_that_waits_longest_brings_the_answer(
+    make: Make, make_request: Callable[..., Request]
+) -> None:
+    replica = await make(look_seconds=5.0, latency_seconds=0.02)
+    first = asyncio.create_task(exchanged(replica))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(exchanged(replica, ["ask", 1, request_fields(make_request())]))
+    async with asyncio.timeout(2):
+        assert [answer[0] for answer in (await first).answers] == [1]
+    assert not second.done()
+    second.cancel()
+
+
+async def test_of_as_many_calls_as_may_be_the_first_comes_back_empty(make: Make) -> None:
+    """Else no question could be told until an answer came."""
+    replica = await make(look_seconds=5.0)
+    calls = [asyncio.create_task(exchanged(replica)) for _ in range(MOST_CALLS)]
+    await asyncio.sleep(0.05)
+    assert [call.done() for call in calls] == [True, *[False] * (MOST_CALLS - 1)]
+    assert calls[0].result().answers == []
+    for call in calls:
+        call.cancel()
+
+
+async def test_a_call_cancelled_as_it_would_bring_an_answer_leaves_it_to_another(
+    make: Make, make_request: Callable[..., Request]
+) -> None:
+    replica = await make(look_seconds=5.0)
+    calls = [asyncio.create_task(exchanged(replica)) for _ in range(2)]
+    await asyncio.sleep(0)
+    await replica._answer(1, request_fields(make_request()))
+    calls[0].cancel()
+    async with asyncio.timeout(2):
+        assert [answer[0] for answer in (await calls[1]).answers] == [1]
+    assert calls[0].cancelled()
 
 
 async def test_more_than_it_takes_is_refused_at_once(
@@ -98,8 +141,7 @@ async def test_more_than_it_takes_is_refused_at_once(
 ) -> None:
     replica = await make(latency_seconds=0.2)
     asks = [["ask", number, request_fields(make_request(number))] for number in range(5)]
-    await replica.tell("h", asks)
-    answers = await all_answers(replica, 5)
+    answers = await all_answers(replica, 5, *asks)
     kinds = [failure[0] for _, failure in answers.values() if failure is not None]
     assert kinds == ["overloaded"] * 2
 
@@ -108,23 +150,25 @@ async def test_a_question_given_up_leaves_the_engine(
     make: Make, make_request: Callable[..., Request]
 ) -> None:
     replica = await make(latency_seconds=30.0)
-    await replica.tell("h", [["ask", 1, request_fields(make_request())]])
-    await asyncio.sleep(0.02)
+    await exchanged(replica, ["ask", 1, request_fields(make_request())])
     assert replica.record_autoscaling_stats() == {"questions": 1.0}
-    await replica.tell("h", [["abort", 1], ["abort", 7]])
-    await asyncio.sleep(0.02)
+    told = await exchanged(replica, ["abort", 1], ["abort", 7])
     assert replica.record_autoscaling_stats() == {"questions": 0.0}
-    assert (await heard(replica)).answers == []
+    assert told.answers == []
 
 
 async def test_another_host_begins_anew(make: Make, make_request: Callable[..., Request]) -> None:
-    replica = await make(latency_seconds=0.05)
+    replica = await make(latency_seconds=0.05, look_seconds=5.0)
     asks = [["ask", number, request_fields(make_request(number))] for number in range(2)]
-    await replica.tell("h", asks)
-    await all_answers(replica, 2)
-    await replica.tell("h", [["ask", 9, request_fields(make_request())]])
-    told = await heard(replica, host="next")
-    assert (told.last, told.answers) == (0, [])
+    await exchanged(replica, *asks)
+    left = asyncio.create_task(exchanged(replica, ["ask", 9, request_fields(make_request())]))
+    more = asyncio.create_task(exchanged(replica, is_again=True))
+    await asyncio.sleep(0.01)
+    assert more.result().answers, "not known to have come"
+    asked = ["ask", 1, request_fields(make_request())]
+    told = await exchanged(replica, asked, host="next")
+    assert [number for number, *_ in told.answers] == [1], "of its own questions"
+    assert left.result().answers == [], "a call of a host before it brings nothing"
     assert replica.record_autoscaling_stats() == {"questions": 0.0}
 
 
@@ -144,7 +188,7 @@ async def test_it_says_how_it_is(make: Make) -> None:
     snapshots: list[Any] = []
     async with asyncio.timeout(5):
         while not snapshots:
-            look = Look(*(await heard(replica)).look)
+            look = Look(*(await exchanged(replica)).look)
             snapshots += look.snapshots
     assert look[:4] == ("r1", 0, True, "10.0.0.7")
     assert await replica.reset()
@@ -157,8 +201,7 @@ async def test_an_engine_dead_for_good_is_told_to_ray(
 ) -> None:
     replica = await make()
     await replica._engine.close()
-    await replica.tell("h", [["ask", 1, request_fields(make_request())]])
-    answers = await all_answers(replica, 1)
+    answers = await all_answers(replica, 1, ["ask", 1, request_fields(make_request())])
     assert answers[1][1][0] == "engine_dead"
     with pytest.raises(Exception, match="is closed"):
         await replica.check_health()
@@ -182,7 +225,7 @@ async def test_a_lease_that_nobody_renews_deletes_what_was_deployed(
 ) -> None:
     replica = await make(lease_seconds=0.2)
     for _ in range(20):
-        await heard(replica)
+        await exchanged(replica)
         await asyncio.sleep(0.01)
     assert deleted.empty()
     async with asyncio.timeout(5):
@@ -196,7 +239,7 @@ async def test_a_replica_that_waits_for_the_others_to_open_keeps_what_was_deploy
     replica = await make(lease_seconds=0.05, start_seconds=60.0)
     await asyncio.sleep(0.2)
     assert deleted.empty()
-    await heard(replica)
+    await exchanged(replica)
     async with asyncio.timeout(5):
         assert await deleted.get() == ("app", False), "from then on the lease counts"
 
@@ -206,11 +249,11 @@ async def test_a_replica_that_was_frozen_for_a_lease_deletes_nothing(
 ) -> None:
     """It found its lease run out before it could hear who asked, and deleted the live run's."""
     replica = await make(lease_seconds=0.3)
-    await heard(replica)
+    await exchanged(replica)
     await asyncio.sleep(0.05)
     time.sleep(0.5)  # noqa: ASYNC251  # as long as it is stopped
     await asyncio.sleep(0.05)
-    await heard(replica)
+    await exchanged(replica)
     await asyncio.sleep(0.05)
     assert deleted.empty()
 
@@ -220,20 +263,19 @@ async def test_an_engine_dead_for_good_is_no_place_for_a_match(
 ) -> None:
     """It was asked again at once, until Ray had replaced it."""
     replica = await make()
-    assert Look(*(await heard(replica)).look).is_ready
+    assert Look(*(await exchanged(replica)).look).is_ready
     await replica._engine.close()
-    await replica.tell("h", [["ask", 1, request_fields(make_request())]])
+    ask: list[Fields] = [["ask", 1, request_fields(make_request())]]
     async with asyncio.timeout(5):
-        while not (told := await heard(replica)).answers:
-            pass
+        while not (told := await exchanged(replica, *ask)).answers:
+            ask = []
     assert not Look(*told.look).is_ready
 
 
 async def test_a_question_that_it_cannot_read_is_answered_at_once(make: Make) -> None:
     """Nobody heard of it before its deadline, and it counted as under way for ever."""
     replica = await make()
-    await replica.tell("h", [["ask", 3, ["of another version"]]])
-    answers = await all_answers(replica, 1)
+    answers = await all_answers(replica, 1, ["ask", 3, ["of another version"]])
     assert answers[3][1][0] == "transport"
     assert "ValueError" in answers[3][1][1]
     assert replica.record_autoscaling_stats() == {"questions": 0.0}
@@ -245,8 +287,7 @@ async def test_what_waits_in_its_queue_is_told_as_waiting(
     """It was taken for the harness's own time."""
     replica = await make(max_concurrent=1, latency_seconds=0.1)
     asks = [["ask", number, request_fields(make_request(number))] for number in range(2)]
-    await replica.tell("h", asks)
-    answers = await all_answers(replica, 2)
+    answers = await all_answers(replica, 2, *asks)
     waits = [reply_of(reply, "r1", 0.0, 1.0).timings.queue_s for reply, _ in answers.values()]
     assert waits[0] == pytest.approx(0.0, abs=0.05)
     assert waits[1] == pytest.approx(0.1, abs=0.05)
