@@ -401,14 +401,21 @@ class HttpEngine:
         return await self._client.page(server.url + path)
 
     async def _about(self, server: Server) -> str:
-        """The server's version; raises EngineDead where it is not what the config says."""
+        """The server's version; raises EngineDead where it is not what the config says, and
+        EngineUnavailable where it is not what it was: another model would play on in its name."""
         known = server.command.version if server.command else None
         texts = [await self._page(server, path) for path in self._dialect.about_paths]
         try:
             told = self._dialect.about(texts)
         except EngineConfigError as error:
             raise EngineDead(f"engine {self.name}: {error}") from error
-        self.model = self._dialect.model(texts)
+        model = self._dialect.model(texts)
+        if self.model and model != self.model:
+            raise EngineUnavailable(
+                f"the server is back with {model or 'a model that it does not name'}, and served "
+                f"{self.model} before: start it with the same model and length"
+            )
+        self.model = model
         return known or told
 
     async def _probe(self) -> None:

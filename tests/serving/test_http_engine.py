@@ -1074,6 +1074,48 @@ async def test_a_server_that_comes_back_with_nonsense_is_asked_again(
     assert engine.restarts == 1
 
 
+MODELS = '{{"data":[{{"id":"m","root":"/models/{}","max_model_len":4096}}]}}'
+
+
+@pytest.mark.parametrize("page", [MODELS.format("other"), "{}"])
+async def test_a_server_that_comes_back_with_another_model_is_not_asked(
+    stage: Stage, ask: MakeRequest, page: str
+) -> None:
+    """It went on with the games of the first, in its name."""
+    told = await stage.server()
+    told.pages["/v1/models"] = MODELS.format("one")
+    engine = await stage.open("vllm_server", told.url, restarts=5)
+    await told.stop()
+    with pytest.raises(EngineUnavailable):
+        await engine.generate(ask("vllm_server"))
+    told.pages["/v1/models"] = page
+    told.asked.clear()
+    await told.start()
+    waiting = asyncio.create_task(engine.generate(ask("vllm_server", 1)))
+    await until(lambda: [asked.path for asked in told.asked].count("/v1/models") == 2)
+    assert not engine.is_ready
+    assert not told.questions
+    told.pages["/v1/models"] = MODELS.format("one")
+    assert (await waiting).text == "e2e4"
+    assert engine.restarts == 1
+
+
+async def test_a_server_that_stays_with_another_model_is_dead_and_says_why(
+    stage: Stage, ask: MakeRequest
+) -> None:
+    told = await stage.server()
+    told.pages["/v1/models"] = MODELS.format("one")
+    engine = await stage.open("vllm_server", told.url, stall_seconds=0.2, restarts=1)
+    await told.stop()
+    with pytest.raises(EngineUnavailable):
+        await engine.generate(ask("vllm_server"))
+    told.pages["/v1/models"] = MODELS.format("other")
+    await told.start()
+    with pytest.raises(EngineDead, match=r"back with other with 4096 .* and served one") as caught:
+        await engine.generate(ask("vllm_server", 1))
+    assert caught.value.final
+
+
 async def test_a_server_that_does_not_come_back_is_dead_for_good(
     stage: Stage, ask: MakeRequest
 ) -> None:
