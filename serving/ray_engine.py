@@ -47,6 +47,7 @@ from serving.ray_config import (
     token_environment,
 )
 from serving.ray_wire import (
+    VERSION,
     Fields,
     Look,
     RayStart,
@@ -310,7 +311,7 @@ class RayEngine:
         was killed are taken over."""
         table = self._config.model_dump_json()
         folder = str(self._settings.log_dir.resolve())
-        run = json.dumps([socket.gethostname(), folder, self.name, table])
+        run = json.dumps([socket.gethostname(), folder, self.name, table, VERSION])
         digest = hashlib.blake2b(run.encode(), digest_size=6).hexdigest()
         return f"boardfleet-{re.sub(r'[^A-Za-z0-9-]', '-', self.name)}-{digest}"
 

@@ -42,6 +42,9 @@ from serving.engine import (
 
 Fields = list[Any]
 
+VERSION = 1
+"""Of what a host and its replicas say to each other: those of another are not taken over."""
+
 _TOLD = attrgetter(
     *(one.name for one in fields(EngineSnapshot) if one.name not in ("at", "replica"))
 )

@@ -26,6 +26,7 @@ from serving import (
 from serving.process import group_members
 from serving.ray_config import RayConfig
 from serving.ray_engine import RayEngine
+from serving.ray_wire import VERSION
 from tests.serving.hosted import launching
 
 pytestmark = pytest.mark.timeout(240)
@@ -112,6 +113,16 @@ def test_two_engines_of_one_run_are_deployed_apart(tmp_path: Path) -> None:
     names = ("a_b", "a.b", "a-b")
     engines = [RayEngine(EngineStart(name, tmp_path, 30.0, 1), config_of()) for name in names]
     assert len({engine._app for engine in engines}) == 3
+
+
+def test_replicas_that_speak_otherwise_are_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = RayEngine(EngineStart("main", tmp_path, 30.0, 1), config_of())
+    before = engine._app
+    assert engine._app == before
+    monkeypatch.setattr("serving.ray_engine.VERSION", VERSION + 1)
+    assert engine._app != before
 
 
 async def test_limits_are_those_of_all_replicas_together(launch: Launch) -> None:
