@@ -74,7 +74,7 @@ def _options(start: RayStart) -> dict[str, Any]:
         "health_check_timeout_s": start.silent_s,
         "graceful_shutdown_timeout_s": _SHUTDOWN_S,
         "max_constructor_retry_count": _CONSTRUCTOR_TRIES,
-        # a line of it for each call, several a move
+        # a line of it for each call
         "logging_config": {"enable_access_log": False},
     }
     if start.max_replicas is None:

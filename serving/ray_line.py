@@ -65,7 +65,6 @@ class ReplicaLine:
         self._loop = asyncio.get_running_loop()
         self._silence = self._loop.call_later(silent_s, silent)
         self._calls: set[asyncio.Task[None]] = set()
-        self._is_due = False
         self._call_soon()
 
     def say(self, *message: Any) -> None:
@@ -81,17 +80,15 @@ class ReplicaLine:
             call.cancel()
 
     def _call_soon(self) -> None:
-        """At the end of this turn of the loop, with all that is said in it."""
-        if not self._is_due:
-            self._is_due = True
-            self._loop.call_soon(self._call_now)
+        """At the end of this turn of the loop: the first takes all that is said in it."""
+        self._loop.call_soon(self._call_now)
 
     def _call_now(self) -> None:
-        self._is_due = False
         if self._is_closed or len(self._calls) >= MOST_CALLS:
             return
         if self._outbox or not self._calls:
-            call = self._loop.create_task(self._talk())
+            messages, self._outbox = self._outbox, []
+            call = self._loop.create_task(self._talk(messages))
             self._calls.add(call)
             call.add_done_callback(self._ended)
 
@@ -99,8 +96,7 @@ class ReplicaLine:
         self._calls.discard(call)
         self._call_soon()
 
-    async def _talk(self) -> None:
-        messages, self._outbox = self._outbox, []
+    async def _talk(self, messages: list[Fields]) -> None:
         is_again, self._is_again = self._is_again, False
         try:
             heard = Heard(*await self._exchange(self._host, messages, is_again))

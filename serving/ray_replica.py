@@ -9,7 +9,6 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -163,25 +162,19 @@ class Replica:
         if len(self._waiting) >= MOST_CALLS:
             self._end_wait()
         try:
-            async with asyncio.timeout(self._look_seconds):
-                await waiter
-        except TimeoutError:
-            pass
+            await asyncio.wait((waiter,), timeout=self._look_seconds)
         except asyncio.CancelledError:
             if waiter.done() and self._untold:
                 self._end_wait()  # another call must bring what this one would have brought
             raise
         finally:
-            with suppress(ValueError):
+            if not waiter.done():
                 self._waiting.remove(waiter)
 
     def _end_wait(self) -> None:
         """The call that waits longest waits no more."""
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
+        if self._waiting:
+            self._waiting.popleft().set_result(None)
 
     async def _answer(self, number: int, request: Fields) -> None:
         reply = failure = None

@@ -5,7 +5,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from arena.store import Records, read
 from serving.process import group_members
+from serving.server_process import free_port
 
 
 @dataclass
@@ -27,8 +29,19 @@ class Run:
     """Besides ours."""
     process: subprocess.Popen[str] | None = None
 
-    def start(self) -> None:
-        self.arena("run", str(self.config), "--out", str(self.folder))
+    def start(self, *more: str) -> None:
+        """`more`: options of `arena run`."""
+        self.arena("run", str(self.config), "--out", str(self.folder), *more)
+
+    def scrapes(self, period_s: float) -> Iterator[str]:
+        """Start it, and until it ends get its metrics again and again, as Prometheus gets them."""
+        address = f"127.0.0.1:{free_port()}"
+        self.start("--dashboard", address)
+        assert self.process is not None
+        while self.process.poll() is None:
+            if (text := scrape(f"http://{address}/metrics")) is not None:
+                yield text
+            time.sleep(period_s)
 
     def resume(self) -> None:
         self.arena("resume", str(self.folder))
@@ -89,3 +102,14 @@ class Run:
 
     def engine_processes(self) -> list[psutil.Process]:
         return [psutil.Process(pid) for pid in group_members(self.engine_group())]
+
+
+def scrape(url: str) -> str | None:
+    """None: nobody listens, not yet or no longer."""
+    try:
+        answer = urllib.request.urlopen(url, timeout=5)
+    except OSError:
+        return None
+    with answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        return str(answer.read().decode())

@@ -1,19 +1,14 @@
 """A real run on real vLLM, scraped over HTTP as Prometheus does it, while it is played."""
 
 import importlib.util
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from arena.store import read
-from serving.server_process import free_port
 from tests.arena.test_grafana import names_of, names_of_replicas, queried_names
-from tests.live.scrapes import scrape
+from tests.live.runs import Run
 
 pytestmark = [
     pytest.mark.live,
@@ -50,22 +45,12 @@ move_period_seconds = 0.3
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, str]]:
-    """A run's process, its folder and the address of its metrics."""
-    config, folder, port = tmp_path / "metrics.toml", tmp_path / "run", free_port()
+def run(tmp_path: Path) -> Iterator[Run]:
+    config = tmp_path / "metrics.toml"
     config.write_text(CONFIG)
-    address = f"127.0.0.1:{port}"
-    command = [sys.executable, "-m", "arena.cli", "run", str(config), "--out", str(folder)]
-    process = subprocess.Popen(
-        [*command, "--view", "none", "--dashboard", address],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    yield process, folder, f"http://{address}/metrics"
-    if process.poll() is None:
-        process.kill()
-        process.communicate()
+    run = Run(tmp_path / "run", config)
+    yield run
+    run.kill()
 
 
 def totals(text: str) -> dict[str, float]:
@@ -88,28 +73,22 @@ def total(text: str, name: str) -> float:
     )
 
 
-def test_everything_the_dashboard_queries_is_scraped_from_a_run_on_vllm(
-    run: tuple[subprocess.Popen[str], Path, str],
-) -> None:
-    process, folder, url = run
+def test_everything_the_dashboard_queries_is_scraped_from_a_run_on_vllm(run: Run) -> None:
     wanted = queried_names()
     wanted -= names_of_replicas(wanted)
     missing, complete = wanted, ""
     before: dict[str, float] = {}
     last = ""
-    while process.poll() is None:
-        text = scrape(url)
-        if text is not None:
-            last = text
-            left = wanted - names_of(text)
-            if len(left) < len(missing):
-                missing, complete = left, text
-            now = totals(text)
-            assert {name for name, value in before.items() if now.get(name, -1.0) < value} == set()
-            before = now
-        time.sleep(0.2)
-    _, said = process.communicate()
-    assert process.returncode == 0, said
+    for text in run.scrapes(0.2):
+        last = text
+        left = wanted - names_of(text)
+        if len(left) < len(missing):
+            missing, complete = left, text
+        now = totals(text)
+        assert {name for name, value in before.items() if now.get(name, -1.0) < value} == set()
+        before = now
+    code, said = run.ended()
+    assert code == 0, said
     assert missing == set()
     assert any(name.startswith("vllm:") for name in wanted)
 
@@ -117,7 +96,7 @@ def test_everything_the_dashboard_queries_is_scraped_from_a_run_on_vllm(
     assert total(complete, "vllm:time_to_first_token_seconds_count") > 0
     served = total(complete, "arena_move_decode_seconds_count")
     assert 0 < served <= total(complete, "vllm:request_success_total")
-    held = read(folder)
+    held = run.records()
     assert 0 < total(last, "arena_moves_total") <= len(held.plies)
     assert total(last, "arena_prompt_tokens_total") <= sum(
         attempt.prompt_tokens or 0 for attempt in held.attempts

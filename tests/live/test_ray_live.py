@@ -265,6 +265,7 @@ def test_replicas_are_taken_over_though_one_has_no_node_to_come_back_to(
     run.until("its replica to end", lambda: len(replicas_in(cluster.session)) == 2)
     run.until_plies(50)
     before = {process.pid for process in replicas_in(cluster.session)}
+    assert len(before) == 2
     run.kill()
     run.resume()
     run.until_plies(50)

@@ -4,16 +4,14 @@ import importlib.util
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from arena.store import read
-from serving.server_process import free_port
 from tests.arena.test_grafana import names_of, names_of_replicas, queried_names
-from tests.live.scrapes import scrape
+from tests.live.runs import Run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -30,26 +28,15 @@ pytestmark = [
 def played(config: str, folder: Path) -> tuple[dict[str, Any], set[str]]:
     """The report of a run of a config that ships, whose engine is `main`, and the names of the
     metrics that were scraped meanwhile."""
-    arena = [sys.executable, "-m", "arena.cli"]
-    path, address = str(CONFIGS / config), f"127.0.0.1:{free_port()}"
-    scraped: set[str] = set()
-    with subprocess.Popen(
-        [*arena, "run", path, "--out", str(folder), "--view", "none", "--dashboard", address],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as run:
-        try:
-            while run.poll() is None:
-                scraped |= names_of(scrape(f"http://{address}/metrics") or "")
-                time.sleep(1.0)
-            _, said = run.communicate()
-        finally:
-            run.kill()
-    assert run.returncode == 0, said
-    told = subprocess.run(
-        [*arena, "report", str(folder), "--json"], capture_output=True, check=True, timeout=60
-    )
+    run = Run(folder, CONFIGS / config)
+    try:
+        scraped = {name for text in run.scrapes(1.0) for name in names_of(text)}
+        code, said = run.ended()
+    finally:
+        run.kill()
+    assert code == 0, said
+    report_json = [sys.executable, "-m", "arena.cli", "report", str(folder), "--json"]
+    told = subprocess.run(report_json, capture_output=True, check=True, timeout=60)
     report: dict[str, Any] = json.loads(told.stdout)
     return report, scraped
 
